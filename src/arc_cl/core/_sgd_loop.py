@@ -1,0 +1,296 @@
+"""The compiled loop of SGD replay on the CPU: what matrix products leave over.
+
+Inside a block of rows the head after k steps is a combination of a few known sources: the weight
+and velocity at the block's start, and the rank-one gradients since,
+
+    W_k = a W₀ + b V₀ + Σ_i w_i g_i f_iᵀ        V_k = a' W₀ + b' V₀ + Σ_i v_i g_i f_iᵀ
+
+so the logits of row j follow from W₀f_j, V₀f_j and the Gram matrix f_i·f_j. Each source has two
+shares, (a, a'), (b, b'), (w_i, v_i), and one optimiser step moves all pairs by the same rule:
+
+    v ← μ v + λ w (+ 1 if new)        w ← w - rate·v
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from arc_cl.core._compile import compiled
+from arc_cl.core._rows import Array, answer_row, gradient_row
+
+
+class Base(NamedTuple):
+    """What the loop reads. S rows of the stream, N of a block, B of a batch; P classes, padded."""
+
+    by_weight_NP: Array  # W₀ f_j
+    by_velocity_NP: Array  # V₀ f_j
+    weight_bias_P: Array
+    velocity_bias_P: Array
+    one: float  # 1 where the head has a bias, else 0
+    past_P: Array  # 1 for classes of past tasks
+    finite_S: Array
+    norm_S: Array  # ‖f‖
+    z_BP: Array  # scratch: logits of a batch by the weight,
+    y_BP: Array  # by the velocity,
+    e_P: Array  # and the exponentials of a row
+
+
+class Sources(NamedTuple):
+    """The shares, and the gradients since the block's start."""
+
+    shares: Array  # [2,2]: (a, a') and (b, b')
+    gradient_NP: Array  # g_i, zero where row i was not retained
+    row_N: Array  # the retained rows in order; the first `count` hold
+    weight_N: Array  # w_i of each of these
+    velocity_N: Array  # v_i of each of these
+
+
+@compiled
+def run_block(
+    base: Any,
+    sources: Any,
+    answers: Any,
+    gram: Array,
+    offset: int,
+    span: Any,
+    batch_size: int,
+    norms: Array,
+    rules: Any,
+) -> Any:
+    """All batches of the block (start, stop); returns (retained rows, steps).
+
+    gram[j, offset + i] = f_i·f_j for rows i, j of the block. norms: Σ ‖f‖² and rows so far.
+    """
+    block_start, block_stop = span
+    rate = rules.lr
+    count = 0
+    steps = 0
+    for start in range(block_start, block_stop, batch_size):
+        stop = min(start + batch_size, block_stop)
+        first = count
+        for s in range(start, stop):
+            z_P, y_P, j = base.z_BP[s - start], base.y_BP[s - start], s - block_start
+            fill_logits(z_P, y_P, j, base, sources)
+            add_sources(z_P, y_P, gram[j], offset, base.one, sources, first)
+            finite = base.finite_S[s]
+            label, kept = answer_row(z_P, base.e_P, s, base.past_P, finite, answers, rules)
+            g_P = sources.gradient_NP[j]
+            if kept:
+                gradient_row(z_P, base.e_P, label, rules, g_P)
+                sources.row_N[count] = j
+                count += 1
+            else:
+                fill_row(g_P, 0.0)
+            if finite:
+                norms[0] += base.norm_S[s] ** 2
+                norms[1] += 1
+        if count > first:
+            if rules.relative and norms[0] > 0:
+                rate = rules.lr * norms[1] / norms[0]
+            take_step(sources, first, count, rate, rules)
+            steps += 1
+            if rules.recompute:
+                for s in range(start, stop):
+                    z_P, y_P = base.z_BP[s - start], base.y_BP[s - start]
+                    gram_row = gram[s - block_start]
+                    add_step(z_P, y_P, gram_row, offset, base.one, sources, first, count, rules)
+                    subtract(z_P, rate, y_P)
+        for s in range(start, stop):
+            copy_row(base.z_BP[s - start], answers.logits_NK[s])
+    return count, steps
+
+
+@compiled
+def fill_row(to_P: Array, value: float) -> None:
+    for k in range(to_P.shape[0]):
+        to_P[k] = value
+
+
+@compiled
+def subtract(z_P: Array, rate: float, y_P: Array) -> None:
+    step = z_P.dtype.type(rate)
+    for k in range(z_P.shape[0]):
+        z_P[k] -= step * y_P[k]
+
+
+@compiled
+def copy_row(from_P: Array, to_K: Array) -> None:
+    for k in range(to_K.shape[0]):
+        to_K[k] = from_P[k]
+
+
+@compiled
+def fill_logits(z_P: Array, y_P: Array, j: int, base: Any, sources: Any) -> None:
+    """What weight (z) and velocity (y) of the block's start give row j, by their shares now."""
+    kind = z_P.dtype.type
+    az, ay = kind(sources.shares[0, 0]), kind(sources.shares[0, 1])
+    bz, by = kind(sources.shares[1, 0]), kind(sources.shares[1, 1])
+    weight_P, weight_bias_P = base.by_weight_NP[j], base.weight_bias_P
+    velocity_P, velocity_bias_P = base.by_velocity_NP[j], base.velocity_bias_P
+    # Short loops over two or three arrays: with more, the compiler gives up telling them apart.
+    for k in range(z_P.shape[0]):
+        z_P[k] = weight_P[k] + weight_bias_P[k]
+    for k in range(z_P.shape[0]):
+        y_P[k] = velocity_P[k] + velocity_bias_P[k]
+    if ay != 0:
+        for k in range(z_P.shape[0]):
+            z, y = z_P[k], y_P[k]
+            z_P[k] = az * z + bz * y
+            y_P[k] = (ay * z if z > -np.inf else kind(0)) + by * y
+    else:
+        for k in range(z_P.shape[0]):
+            z_P[k] = az * z_P[k] + bz * y_P[k]
+            y_P[k] *= by
+
+
+@compiled
+def add_sources(
+    z_P: Array, y_P: Array, gram_row: Array, offset: int, one: float, sources: Any, count: int
+) -> None:
+    """z += Σ w_i (f_i·f_j + 1) g_i, and y likewise; four sources at a time, to spare loads."""
+    P = z_P.shape[0]
+    kind = z_P.dtype.type
+    weight_N, velocity_N, row_N = sources.weight_N, sources.velocity_N, sources.row_N
+    g_NP = sources.gradient_NP
+    i = 0
+    while i + 4 <= count:
+        r0, r1, r2, r3 = row_N[i], row_N[i + 1], row_N[i + 2], row_N[i + 3]
+        d0, d1 = gram_row[offset + r0] + one, gram_row[offset + r1] + one
+        d2, d3 = gram_row[offset + r2] + one, gram_row[offset + r3] + one
+        w0, w1 = kind(weight_N[i] * d0), kind(weight_N[i + 1] * d1)
+        w2, w3 = kind(weight_N[i + 2] * d2), kind(weight_N[i + 3] * d3)
+        v0, v1 = kind(velocity_N[i] * d0), kind(velocity_N[i + 1] * d1)
+        v2, v3 = kind(velocity_N[i + 2] * d2), kind(velocity_N[i + 3] * d3)
+        for k in range(P):
+            g0, g1, g2, g3 = g_NP[r0, k], g_NP[r1, k], g_NP[r2, k], g_NP[r3, k]
+            z_P[k] += w0 * g0 + w1 * g1 + w2 * g2 + w3 * g3
+            y_P[k] += v0 * g0 + v1 * g1 + v2 * g2 + v3 * g3
+        i += 4
+    while i < count:
+        row = row_N[i]
+        d = gram_row[offset + row] + one
+        w, v = kind(weight_N[i] * d), kind(velocity_N[i] * d)
+        for k in range(P):
+            z_P[k] += w * g_NP[row, k]
+            y_P[k] += v * g_NP[row, k]
+        i += 1
+
+
+@compiled
+def take_step(sources: Any, first: int, count: int, rate: float, rules: Any) -> None:
+    """One SGD step on the mean gradient of the retained rows first … count: moves all shares."""
+    momentum, decay = rules.momentum, rules.weight_decay
+    weight_N, velocity_N, shares = sources.weight_N, sources.velocity_N, sources.shares
+    for i in range(first):
+        v = momentum * velocity_N[i] + decay * weight_N[i]
+        velocity_N[i] = v
+        weight_N[i] -= rate * v
+    for i in range(2):
+        v = momentum * shares[i, 1] + decay * shares[i, 0]
+        shares[i, 1] = v
+        shares[i, 0] -= rate * v
+    for i in range(first, count):
+        velocity_N[i] = 1
+        weight_N[i] = -rate
+    if count - first > 1:
+        mean = sources.gradient_NP.dtype.type(1 / (count - first))
+        for i in range(first, count):
+            g_P = sources.gradient_NP[sources.row_N[i]]
+            for k in range(g_P.shape[0]):
+                g_P[k] *= mean
+
+
+@compiled
+def add_step(
+    z_P: Array,
+    y_P: Array,
+    gram_row: Array,
+    offset: int,
+    one: float,
+    sources: Any,
+    first: int,
+    count: int,
+    rules: Any,
+) -> None:
+    """y, the row's logits by the velocity, after the step on the retained rows first … count."""
+    kind = z_P.dtype.type
+    momentum, decay = kind(rules.momentum), kind(rules.weight_decay)
+    for k in range(z_P.shape[0]):
+        y_P[k] *= momentum
+    if decay > 0:
+        for k in range(z_P.shape[0]):
+            y_P[k] += decay * z_P[k] if z_P[k] > -np.inf else kind(0)
+    for i in range(first, count):
+        row = sources.row_N[i]
+        d = kind(gram_row[offset + row] + one)
+        g_P = sources.gradient_NP[row]
+        for k in range(z_P.shape[0]):
+            y_P[k] += d * g_P[k]
+
+
+class Tail(NamedTuple):
+    """The latest rows' part in the velocity, oldest first: Σ_r tail_r f_rᵀ."""
+
+    gradient_RP: Array
+    size_R: Array  # norm of a row times ‖f_r‖: how far it can move a logit, per ‖f_j‖
+    bias_P: Array  # the bias's velocity, of all rows ever
+
+
+@compiled
+def settle_block(
+    sources: Any,
+    count: int,
+    pull: float,
+    norm_N: Array,
+    update_NP: Array,
+    update_bias_P: Array,
+    tail: Any,
+) -> None:
+    """After a block: the rows that update the weight, and the velocity's tail moved on.
+
+    update_NP = (w_i - pull·v_i) g_i, and their sum is added to update_bias_P. The last N rows of
+    the tail become v_i g_i; the older ones move up and fade.
+    """
+    N, P = update_NP.shape
+    tail_RP, size_R, bias_P = tail.gradient_RP, tail.size_R, tail.bias_P
+    older = size_R.shape[0] - N
+    decay = sources.shares[1, 1]
+    fade = tail_RP.dtype.type(decay)
+    for r in range(older):
+        size_R[r] = size_R[r + N] * decay
+        for k in range(P):
+            tail_RP[r, k] = tail_RP[r + N, k] * fade
+    tail_RP[older:] = 0
+    size_R[older:] = 0
+    update_NP[:] = 0
+    for k in range(P):
+        bias_P[k] *= fade
+    for i in range(count):
+        j = sources.row_N[i]
+        weight = update_NP.dtype.type(sources.weight_N[i] - pull * sources.velocity_N[i])
+        velocity = update_NP.dtype.type(sources.velocity_N[i])
+        g_P, update_P, tail_P = sources.gradient_NP[j], update_NP[j], tail_RP[older + j]
+        squares = velocity - velocity
+        for k in range(P):
+            update_P[k] = weight * g_P[k]
+            update_bias_P[k] += weight * g_P[k]
+        for k in range(P):
+            v = velocity * g_P[k]
+            tail_P[k] = v
+            bias_P[k] += v
+            squares += v * v
+        size_R[older + j] = math.sqrt(squares) * norm_N[j]
+
+
+@compiled
+def reach(size_R: Array, limit: float) -> int:
+    """How many of the latest rows matter: those before them add up to at most `limit`."""
+    total = 0.0
+    for r in range(size_R.shape[0]):
+        total += size_R[r]
+        if total > limit:
+            return int(size_R.shape[0] - r)
+    return 0

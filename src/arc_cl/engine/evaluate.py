@@ -1,0 +1,122 @@
+"""A test-time method over all stages of a run: stored features in, a record and answers out.
+
+At every stage the method starts from the model as it was trained; nothing that it learns at test
+time reaches a later stage, or training. It is given features, never a label.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from arc_cl import catalogue
+from arc_cl.contracts import Learner, Replays, TestTimeMethod
+from arc_cl.core.decision import Decision
+from arc_cl.engine.answers import Answers, write_answers
+from arc_cl.engine.features import StageFeatures, load_features
+from arc_cl.engine.guard import lent
+from arc_cl.engine.progress import Progress
+from arc_cl.engine.sequence import Run, stages
+from arc_cl.errors import CompatibilityError
+from arc_cl.experiments.spec import Recipe, Row
+from arc_cl.protocol.record import Evaluation, Scalar
+
+
+@dataclass(frozen=True)
+class Result:
+    """A record, and the answers of each stage that it counts."""
+
+    evaluation: Evaluation
+    answers: tuple[Answers, ...]
+
+
+def evaluate(
+    run: Run,
+    learner: Learner,
+    recipe: Recipe,
+    row: Row,
+    provenance: Mapping[str, Scalar],
+    progress: Progress,
+) -> Result:
+    """All stages of a run under one row of the recipe; written to the run's `evaluations/`."""
+    module = catalogue.load("adapt", row.method)
+    settings = row.settings if row.settings is not None else module.Settings()
+    method: TestTimeMethod = module.create(settings)
+    answers, seconds = list[Answers](), 0.0
+    for meta in stages(run, learner):
+        stream = _stream(run, recipe, meta.stage, meta.sha256)
+        stage_answers, stage_seconds = _answer(run, learner, method, stream, recipe.batch_size)
+        answers.append(stage_answers)
+        seconds += stage_seconds
+        progress.advance(1, len(stream.labels_N))
+    scenario = run.scenario
+    evaluation = Evaluation(
+        method=row.method,
+        title=row.title,
+        settings=asdict(settings),
+        learner=recipe.learner,
+        training=asdict(recipe.training),
+        tasks=scenario.tasks,
+        stream="shuffled" if recipe.shuffled else "sorted",
+        batch_size=recipe.batch_size,
+        seed=run.runtime.seed,
+        correct=tuple(scenario.count_by_task(a.label[a.right], t) for t, a in enumerate(answers)),
+        total=tuple(scenario.count_by_task(a.label, t) for t, a in enumerate(answers)),
+        detections=tuple(a.detections(scenario, t) for t, a in enumerate(answers)),
+        seconds=seconds,
+        provenance=provenance,
+    )
+    _write(run.folder, evaluation, answers)
+    return Result(evaluation, tuple(answers))
+
+
+def _stream(run: Run, recipe: Recipe, stage: int, checkpoint: str) -> StageFeatures:
+    stream = load_features(run.folder, stage, checkpoint)
+    if not recipe.shuffled:
+        return stream
+    generator = run.runtime.generator("stream", stage)
+    return stream.rearranged(torch.randperm(len(stream.labels_N), generator=generator))
+
+
+def _answer(
+    run: Run, learner: Learner, method: TestTimeMethod, stream: StageFeatures, batch_size: int
+) -> tuple[Answers, float]:
+    """The method's answers to the stage that `learner` is in, and the seconds they took."""
+    classifier = learner.adaptable()
+    features_ND = stream.features_ND.to(run.runtime.device)
+    with torch.inference_mode():
+        plain_N = classifier.classify(features_ND).argmax(dim=1)
+    with lent(learner.modules()):
+        began = perf_counter()
+        method.start(classifier, run.scenario.partition(stream.stage))
+        decisions = _decide(method, features_ND, batch_size)
+        method.finish()
+        seconds = perf_counter() - began
+    return Answers.of(stream, plain_N, decisions), seconds
+
+
+def _decide(method: TestTimeMethod, features_ND: Tensor, batch_size: int) -> list[Decision]:
+    if method.consumes != "features":
+        raise CompatibilityError(
+            f"{type(method).__name__} consumes {method.consumes}, this run stored features; "
+            f"choose a method that adapts the head alone"
+        )
+    if isinstance(method, Replays):
+        return [method.replay(features_ND, batch_size)]
+    return [method.predict(features_BD) for features_BD in torch.split(features_ND, batch_size)]
+
+
+def _write(run: Path, evaluation: Evaluation, answers: list[Answers]) -> None:
+    """The file's name tells settings and stream apart, so that no row overwrites another."""
+    what = (evaluation.settings, evaluation.stream, evaluation.batch_size)
+    digest = sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
+    stem = f"{evaluation.method}-{digest}"
+    write_answers(run / "evaluations" / f"{stem}.safetensors", answers)
+    evaluation.write(run / "evaluations" / f"{stem}.json")

@@ -1,0 +1,113 @@
+"""The command line: help with an example, one clean line for what goes wrong, and the demo."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from arc_cl import __version__
+from arc_cl.cli import main
+from arc_cl.data.sources.glyphs import Glyphs
+from arc_cl.errors import ConfigurationError
+from arc_cl.experiments.demo import DEMO
+
+COMMANDS = ("demo", "bench", "doctor")
+
+
+def run(*tokens: str) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(tokens)
+    code = stopped.value.code
+    return code if isinstance(code, int) else 0
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out.strip() == __version__
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_helps_with_an_example(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command, "--help") == 0
+    assert f"Example: arc-cl {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("tokens", [("dmeo",), ("demo", "--seed", "x"), ("demo", "--sed", "1")])
+def test_what_cannot_be_parsed_is_refused(
+    tokens: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*tokens) != 0
+    assert "Traceback" not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("missing", ["cyclopts", "rich", "lightning_fabric"])
+def test_a_missing_extra_is_one_line(missing: str) -> None:
+    script = (
+        "import sys; sys.modules[sys.argv[1]] = None; from arc_cl import cli; cli.main(['demo'])"
+    )
+    command = [sys.executable, "-c", script, missing]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.returncode == 2
+    assert found.stderr.strip().endswith('pip install "arc-cl[bench]"')
+    assert missing in found.stderr
+    assert found.stderr.count("\n") == 1
+
+
+def test_an_error_of_ours_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise ConfigurationError("beta=7: give 0 to 1")
+
+    fail.__name__ = "doctor"
+    monkeypatch.setattr("arc_cl.cli.doctor", fail)
+    assert run("doctor") == 2
+    assert capsys.readouterr().err == "arc-cl: beta=7: give 0 to 1\n"
+
+
+def test_a_fault_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ModuleNotFoundError("No module named 'arc_cl.nothing'", name="arc_cl.nothing")
+
+    fail.__name__ = "doctor"
+    monkeypatch.setattr("arc_cl.cli.doctor", fail)
+    with pytest.raises(ModuleNotFoundError):
+        main(["doctor"])
+
+
+def test_doctor_lists_versions_and_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("doctor") == 0
+    shown = capsys.readouterr().out
+    for word in ("torch", "cyclopts", "threads", "cpu"):
+        assert word in shown
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert run("demo", "--out", str(tmp_path / "file")) == 2
+    assert "choose another with --out" in capsys.readouterr().err
+
+
+def test_the_demo_prints_its_table_and_its_page(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The real demo, cut short: fewer images, one epoch, two tasks."""
+    short = replace(DEMO, tasks=(50, 50), training=replace(DEMO.training, epochs=1))
+    monkeypatch.setattr("arc_cl.experiments.demo.DEMO", short)
+    monkeypatch.setattr("arc_cl.engine.demo.Glyphs", partial(Glyphs, train=4, test=4))
+    assert run("demo", "--out", str(tmp_path / "new"), "--seed", "1") == 0
+    shown = capsys.readouterr().out
+    for row in short.rows:
+        assert row.title in shown
+    page = (tmp_path / "new" / "index.html").read_text(encoding="utf-8")
+    assert f"arc-cl demo --out {tmp_path / 'new'} --seed 1" in page
+    assert "index.html" in shown
