@@ -16,7 +16,8 @@ import torch
 
 from arc_cl.core._compile import compiled
 from arc_cl.core._rows import Array, Rules, answer_row, gradient_row
-from arc_cl.core._stream import Sheet, Stream
+from arc_cl.core._sheet import Sheet
+from arc_cl.core._stream import Stream
 from arc_cl.core.decision import Observation
 from arc_cl.core.head import ADAM_BETAS, ADAM_EPSILON, HeadState
 from arc_cl.core.partition import TaskPartition

@@ -13,7 +13,8 @@ import torch
 from arc_cl.core._rows import Rules
 from arc_cl.core._sgd_forms import Buffers, choose_form
 from arc_cl.core._sgd_loop import run_block
-from arc_cl.core._stream import Sheet, Stream
+from arc_cl.core._sheet import Sheet
+from arc_cl.core._stream import Stream
 from arc_cl.core.decision import Observation
 from arc_cl.core.head import HeadState
 from arc_cl.core.partition import TaskPartition
