@@ -114,25 +114,39 @@ def answer_row(
 def detect_row(z_P: Array, past_P: Array, e_P: Array, confidence_ratio: bool, judges: bool) -> Any:
     """(argmax, c, w) of one row; leaves exp(z - max) in e_P."""
     P = z_P.shape[0]
-    best = z_P[0]
-    for k in range(P):
-        best = max(best, z_P[k])
+    best = largest(z_P)
     label = 0
     while label < P - 1 and z_P[label] != best:
         label += 1
-    total = z_P[0] - z_P[0]
-    past_total = total
+    # One kind of work a loop: mixed ones do not vectorise.
     for k in range(P):
-        e = exponential(z_P[k] - best)
-        e_P[k] = e
-        total += e
-        past_total += e * past_P[k]
-    confidence = 1.0 / total
+        e_P[k] = exponential(z_P[k] - best)
+    confidence = 1.0 / total_of(e_P)
     if not judges or past_P[label] > 0:
         return label, confidence, np.nan
     if confidence_ratio:
         return label, confidence, confidence
     return label, confidence, confidence / past_confidence(z_P, past_P)
+
+
+@compiled
+def largest(z_P: Array) -> Any:
+    """The maximum, by four running ones: a single one would be a chain of dependent steps."""
+    a, b, c, d = z_P[0], z_P[1], z_P[2], z_P[3]
+    for k in range(4, z_P.shape[0], 4):
+        a = z_P[k] if z_P[k] > a else a
+        b = z_P[k + 1] if z_P[k + 1] > b else b
+        c = z_P[k + 2] if z_P[k + 2] > c else c
+        d = z_P[k + 3] if z_P[k + 3] > d else d
+    return max(max(a, b), max(c, d))
+
+
+@compiled
+def total_of(row_P: Array) -> Any:
+    total = row_P.dtype.type(0)
+    for k in range(row_P.shape[0]):
+        total += row_P[k]
+    return total
 
 
 @compiled
@@ -154,20 +168,22 @@ def gradient_row(z_P: Array, e_P: Array, label: int, rules: Any, out_P: Array) -
     """∂L/∂z of one retained row, from its exponentials e = exp(z - z[label])."""
     P = z_P.shape[0]
     lowest = z_P.dtype.type(-1e30)  # stands for log p of a masked class, whose p is 0
-    total = e_P[0] - e_P[0]
-    for k in range(P):
-        total += e_P[k]
+    total = total_of(e_P)
     scale = 1 / total
-    for k in range(P):
-        out_P[k] = z_P.dtype.type(0)
     if rules.entropy:
         shift = z_P.dtype.type(z_P[label] + math.log(total))
-        negative_entropy = z_P[0] - z_P[0]
         for k in range(P):
-            negative_entropy += e_P[k] * max(z_P[k] - shift, lowest)
+            log_p = z_P[k] - shift
+            out_P[k] = log_p if log_p > lowest else lowest
+        negative_entropy = z_P.dtype.type(0)
+        for k in range(P):
+            negative_entropy += e_P[k] * out_P[k]
         negative_entropy *= scale
         for k in range(P):
-            out_P[k] = -e_P[k] * scale * (max(z_P[k] - shift, lowest) - negative_entropy)
+            out_P[k] = e_P[k] * scale * (negative_entropy - out_P[k])
+    else:
+        for k in range(P):
+            out_P[k] = 0
     if rules.cross_entropy:
         for k in range(P):
             out_P[k] += e_P[k] * scale

@@ -33,7 +33,7 @@ def replay_sgd(
     form = choose_form(state, stream, settings, buffers)
     past_P = buffers.padded(torch.tensor(partition.array < partition.newest))
     one = 0.0 if state.bias is None else 1.0
-    base = buffers.base(form.weight_bias_P, form.velocity_bias_P, one, past_P, stream)
+    base = buffers.base(form, one, past_P, stream)
     rules = Rules.of(partition, settings)
     sheet = Sheet(stream, partition)
     norms = np.array([state.norm_total, state.norm_rows], dtype=np.float64)
@@ -43,10 +43,12 @@ def replay_sgd(
         state.norm_total, state.norm_rows = float(norms[0]), int(norms[1])
         count, steps = run_block(
             base, buffers.sources, sheet.answers, gram.numpy(), offset, (start, rows.stop),
-            stream.batch_size, norms, rules,
+            form.pull, form.share, norms, rules,
         )  # fmt: skip
         if form.within_guard(rows, count):
-            form.settle(rows, count)
+            settled = form.settle(rows, count)
+            if settled is not form:
+                form, base = settled, buffers.base(settled, one, past_P, stream)
             state.steps += steps
         else:
             batches = stream.features_ND[rows]

@@ -1,10 +1,11 @@
 """How weight and velocity are kept between the blocks of an SGD replay.
 
 Where nothing but lr and momentum move the head, U = W - pull·V with pull = lr·μ/(1-μ) is moved by
-gradients alone (it is where the weight would come to rest), and V is a fading sum over the latest
-rows. `RestForm` keeps U. As long as the latest rows fade fast enough it keeps those instead of V:
-one product with as many of them as still matter replaces the two that V costs a block. Where few
-batches make a step, or batches are larger, it keeps V itself.
+gradients alone: it is where the weight would come to rest. `PairForm` keeps U and V one below the
+other, so that one product serves both.
+
+V is a fading sum over the latest rows. As long as those fade fast enough, `TailForm` keeps them in
+V's place: a product with as many of them as still matter replaces the two that V costs a block.
 
 `StateForm` takes everything else (weight decay, relative steps, the guard): weight and velocity as
 they are, both brought up to date after each block.
@@ -27,67 +28,93 @@ from arc_cl.core.partition import TaskPartition
 from arc_cl.core.settings import ARCSettings
 
 _LANES = 16
+# Below this a fading factor is multiplied in, long before it underflows.
+_SMALL_SHARE = 1e-3
 # How far dropped velocities may move a logit at worst, all features pointing the same way. In
 # practice it is a hundredth of that, well under what rounding does to a logit.
-_NEGLIGIBLE = {torch.float32: 1e-5, torch.float64: 1e-14}
+_NEGLIGIBLE = {torch.float32: 2e-5, torch.float64: 1e-14}
+
+
+Halves = tuple[Tensor, Tensor, Tensor]  # [n,K], [n,K], and both side by side [n,2K]
 
 
 class Buffers:
-    """Scratch for blocks of N rows, P columns wide: the K classes, padded."""
+    """Scratch for blocks of N rows. What is P wide is the K classes, padded.
+
+    Logits by weight and by velocity lie side by side, and so do the rows that update them: two
+    heads of K classes each, where the padding of the first overlaps the second.
+    """
 
     def __init__(self, stream: Stream, partition: TaskPartition, length: int) -> None:
         dtype = stream.features_ND.dtype
         self.num_classes = K = partition.num_classes
         self.length = length
-        blank = torch.zeros(length, -(-K // _LANES) * _LANES, dtype=dtype)
-        # Logits by the weight; -inf in the padding, so that no softmax sees it.
-        weight, velocity, update = torch.full_like(blank, -torch.inf), blank.clone(), blank.clone()
-        self.by_weight_NK, self.by_velocity_NK = weight[:, :K], velocity[:, :K]
-        self.update_NK = update[:, :K]
-        self.weight_NP, self.velocity_NP = weight.numpy(), velocity.numpy()
-        self.update_NP = update.numpy()
+        P = _whole_lanes(K)
+        self.by_head, self.update = torch.zeros(2, length, _whole_lanes(K + P), dtype=dtype)
+        self.by_weight_NP, self.by_velocity_NP = _two_heads(self.by_head, K, P)
+        self.update_NP, self.velocity_update_NP = _two_heads(self.update, K, P)
+        self._whole = self._halves(self.by_head, length), self._halves(self.update, length)
         self.sources = loop.Sources(
             shares=np.zeros((2, 2)),
-            gradient_NP=blank.numpy(),
+            gradient_NP=torch.zeros(length, P, dtype=dtype).numpy(),
             row_N=np.empty(length, np.int64),
             weight_N=np.empty(length),
             velocity_N=np.empty(length),
         )
 
-    def base(
-        self,
-        weight_bias_P: Array,
-        velocity_bias_P: Array,
-        one: float,
-        past_P: Array,
-        stream: Stream,
-    ) -> loop.Base:
-        scratch = np.zeros((2, stream.batch_size, len(past_P)), past_P.dtype)
+    def base(self, form: Form, one: float, past_P: Array, stream: Stream) -> loop.Base:
+        # By torch, whose memory starts on a cache line: numpy's may not, and each access costs two.
+        scratch = torch.zeros(2, stream.batch_size, len(past_P), dtype=stream.norm_N.dtype).numpy()
         return loop.Base(
-            by_weight_NP=self.weight_NP,
-            by_velocity_NP=self.velocity_NP,
-            weight_bias_P=weight_bias_P,
-            velocity_bias_P=velocity_bias_P,
+            by_weight_NP=form.by_weight_NP,
+            by_velocity_NP=self.by_velocity_NP,
+            weight_bias_P=form.weight_bias_P,
+            velocity_bias_P=form.velocity_bias_P,
             one=one,
             past_P=past_P,
             finite_S=stream.finite_N.numpy(),
             norm_S=stream.norm_N.numpy(),
             z_BP=scratch[0],
             y_BP=scratch[1],
-            e_P=np.zeros_like(past_P),
+            e_P=self.padded(None),
         )
+
+    def logits(self, n: int) -> Halves:
+        """Where the logits of n rows go: by weight, by velocity, and both in one."""
+        return self._whole[0] if n == self.length else self._halves(self.by_head, n)
+
+    def updates(self, n: int) -> Halves:
+        """The rows that update weight and velocity after a block of n rows."""
+        return self._whole[1] if n == self.length else self._halves(self.update, n)
+
+    def _halves(self, both: Tensor, n: int) -> Halves:
+        K, rows = self.num_classes, both[:n]
+        return rows[:, :K], rows[:, K : 2 * K], rows[:, : 2 * K]
 
     def padded(self, vector_K: Tensor | None) -> Array:
         """A vector over the classes in the buffers' width and dtype; None is zero."""
-        padded_P: Array = np.zeros_like(self.weight_NP[0])
+        padded_P = torch.zeros(self.update_NP.shape[1], dtype=self.update.dtype)
         if vector_K is not None:
-            padded_P[: self.num_classes] = vector_K[: self.num_classes].numpy()
-        return padded_P
+            padded_P[: self.num_classes] = vector_K[: self.num_classes]
+        array: Array = padded_P.numpy()
+        return array
+
+
+def _two_heads(rows: Tensor, K: int, P: int) -> tuple[Array, Array]:
+    array = rows.numpy()
+    return array[:, :P], array[:, K : K + P]
+
+
+def _whole_lanes(count: int) -> int:
+    return -(-count // _LANES) * _LANES
 
 
 class Form(Protocol):
     """The verbs of a replay, block by block. The loop reads the biases, always up to date."""
 
+    by_weight_NP: Array  # where prepare() puts the logits by the weight
+    share: float  # what the logits by the velocity have to be multiplied with
+    pull: float  # the weight at a block's start is what prepare() used, plus pull · velocity
     weight_bias_P: Array
     velocity_bias_P: Array
 
@@ -101,8 +128,8 @@ class Form(Protocol):
     def within_guard(self, rows: slice, count: int) -> bool:
         """Whether surely no step of the block went beyond `max_drift`."""
 
-    def settle(self, rows: slice, count: int) -> None:
-        """Bring weight and velocity up to date."""
+    def settle(self, rows: slice, count: int) -> Form:
+        """Bring weight and velocity up to date; the form to go on with."""
 
     def finish(self) -> None:
         """Write to the state what is not there yet."""
@@ -112,121 +139,159 @@ def choose_form(state: HeadState, stream: Stream, settings: ARCSettings, buffers
     guarded = settings.max_drift is not None
     if guarded or settings.weight_decay or settings.step == "relative":
         return StateForm(state, stream, settings, buffers)
-    return RestForm(state, stream, settings, buffers)
+    pair = PairForm(state, stream, settings, buffers)
+    remembered = _remembered_rows(stream, settings)
+    # With more rows than the two heads have, V itself is cheaper.
+    if 0 < remembered <= 2 * buffers.num_classes and not pair.moving:
+        return TailForm(pair, remembered)
+    return pair
 
 
-class RestForm:
-    """U = W - pull·V, and V as the latest rows or as a matrix."""
+def _remembered_rows(stream: Stream, settings: ARCSettings) -> int:
+    """Rows after which a velocity has faded below rounding, if every batch makes a step."""
+    if not settings.momentum:
+        return 0
+    rounding = torch.finfo(stream.features_ND.dtype).eps
+    return math.ceil(math.log(rounding) / math.log(settings.momentum)) * stream.batch_size
+
+
+class PairForm:
+    """U above V in one matrix. V fades by a factor that is multiplied in when it gets small."""
 
     def __init__(
         self, state: HeadState, stream: Stream, settings: ARCSettings, buffers: Buffers
     ) -> None:
-        self._state, self._stream, self._buffers = state, stream, buffers
-        self._norms = stream.norm_N.numpy()
+        self.state, self.stream, self.buffers = state, stream, buffers
+        self.norms, self.by_weight_NP = stream.norm_N.numpy(), buffers.by_weight_NP
+        self.pull = settings.lr * settings.momentum / (1 - settings.momentum)
         self._momentum = settings.momentum
-        self._pull = settings.lr * settings.momentum / (1 - settings.momentum)
-        K, dtype = buffers.num_classes, stream.features_ND.dtype
-        # The part of V that the tail does not hold, to be multiplied by a share that fades with
-        # every step; and at most how far it moves a logit, per ‖f‖.
-        self._matrix = self._velocity("weight")
-        self._matrix_share = 1.0
-        self._matrix_size = torch.linalg.matrix_norm(self._matrix).item()
-        self._rest = state.weight[:K] - self._pull * self._matrix
+        K = buffers.num_classes
+        velocity = self._velocity("weight")
+        self.moving = bool(velocity.any())
+        self.pair = torch.cat([state.weight[:K] - self.pull * velocity, velocity])
+        self._pair_T = self.pair.T
+        self.share = 1.0  # V = share · the lower half
         velocity_bias_P = buffers.padded(self._velocity("bias"))
-        self._rest_bias_P = buffers.padded(state.bias) - self._pull * velocity_bias_P
-        nothing_P = buffers.padded(None)
+        rest_bias_P = buffers.padded(state.bias) - self.pull * velocity_bias_P
+        self.biases = rest_bias_P, velocity_bias_P
         # Without a bias, what adds up in these is nobody's.
-        self.weight_bias_P = nothing_P if state.bias is None else self._rest_bias_P
+        nothing_P = buffers.padded(None)
+        self.weight_bias_P = nothing_P if state.bias is None else rest_bias_P
         self.velocity_bias_P = nothing_P if state.bias is None else velocity_bias_P
-        remembered = self._remembered_rows()
-        self._keeps_tail = 0 < remembered <= 2 * K  # with more rows V itself is cheaper
-        R = max(remembered if self._keeps_tail else 0, buffers.length)
-        R = -(-R // _LANES) * _LANES
-        self._tail_RP = torch.zeros(R, buffers.weight_NP.shape[1], dtype=dtype)
-        self._tail = loop.Tail(self._tail_RP.numpy(), np.zeros(R), velocity_bias_P)
+        self._sizes = np.zeros(buffers.length)
+
+    def prepare(self, rows: slice) -> tuple[Tensor, int]:
+        features = self.stream.features_ND[rows]
+        _, _, by_both = self.buffers.logits(rows.stop - rows.start)
+        torch.mm(features, self._pair_T, out=by_both)
+        return torch.mm(features, features.T), 0
+
+    def within_guard(self, rows: slice, count: int) -> bool:
+        return True  # this form is not chosen where there is a guard
+
+    def settle(self, rows: slice, count: int) -> Form:
+        buffers, n = self.buffers, rows.stop - rows.start
+        self.share *= float(buffers.sources.shares[1, 1])
+        if self.share < _SMALL_SHARE:
+            self.pair[buffers.num_classes :] *= self.share
+            self.share = 1.0
+        rest_bias_P, velocity_bias_P = self.biases
+        tail = loop.Tail(
+            buffers.velocity_update_NP[:n], self.share, self._sizes[:n], velocity_bias_P
+        )
+        loop.settle_block(
+            buffers.sources, count, self.pull, self.norms[rows], buffers.update_NP[:n],
+            rest_bias_P, tail, math.inf,
+        )  # fmt: skip
+        _, _, update = buffers.updates(n)
+        self.pair.addmm_(update.T, self.stream.features_ND[rows])
+        return self
+
+    def finish(self) -> None:
+        K = self.buffers.num_classes
+        velocity = self._velocity("weight")
+        velocity.copy_(self.pair[K:]).mul_(self.share)
+        self.state.weight[:K] = self.pair[:K].add_(velocity, alpha=self.pull)
+        if self.state.bias is not None:
+            rest_bias, velocity_bias = (torch.from_numpy(bias_P)[:K] for bias_P in self.biases)
+            self._velocity("bias").copy_(velocity_bias)
+            self.state.bias[:K] = rest_bias + self.pull * velocity_bias
+
+    def _velocity(self, name: str) -> Tensor:
+        """The optimiser's velocity of the classes seen; without momentum zeros, kept nowhere."""
+        parameter = self.state.parameters().get(name)
+        if parameter is None or not self._momentum:
+            like = self.state.weight if name == "weight" else self.state.weight[:, 0]
+            return torch.zeros_like(like[: self.buffers.num_classes])
+        return self.state.memory_of("velocity", name)[: self.buffers.num_classes]
+
+
+class TailForm:
+    """U, and the latest rows in V's place: the pair it is built on has a V of zero till the end."""
+
+    def __init__(self, pair: PairForm, remembered_rows: int) -> None:
+        self._pair = pair
+        self.pull, self.share = pair.pull, 1.0
+        self.weight_bias_P, self.velocity_bias_P = pair.weight_bias_P, pair.velocity_bias_P
+        buffers, stream = pair.buffers, pair.stream
+        self._rest = pair.pair[: buffers.num_classes]
+        # The product of weight and features is faster than that of features and weight.
+        P = buffers.update_NP.shape[1]
+        by_weight_PN = self._rest.new_zeros(P, buffers.length)
+        self._by_weight_KN = by_weight_PN[: buffers.num_classes]
+        self.by_weight_NP = by_weight_PN.numpy().T
+        R = self._kept_rows = _whole_lanes(max(remembered_rows, buffers.length))
+        tail_RP = self._rest.new_zeros(R, P)
+        self._tail_RK = tail_RP[:, : buffers.num_classes]
+        self._tail = loop.Tail(tail_RP.numpy(), 1.0, np.zeros(R), pair.biases[1])
         # A velocity smaller than this moves no logit by more than is negligible.
-        farthest = self._pull * stream.norm_N.max().item()
-        self._limit = _NEGLIGIBLE[dtype] / max(farthest, 1e-300)
+        farthest = self.pull * stream.norm_N.max().item()
+        self._limit = _NEGLIGIBLE[self._rest.dtype] / max(farthest, 1e-300)
+        self._latest_rows = 0
         self._stop = 0
 
     def prepare(self, rows: slice) -> tuple[Tensor, int]:
-        buffers, n = self._buffers, rows.stop - rows.start
-        features_ND = self._stream.features_ND
+        buffers, features_ND = self._pair.buffers, self._pair.stream.features_ND
         features = features_ND[rows]
-        torch.mm(features, self._rest.T, out=buffers.by_weight_NK[:n])
-        h = min(self._latest_rows(), rows.start)
-        gram = features @ features_ND[rows.start - h : rows.stop].T
-        by_velocity_NK = buffers.by_velocity_NK[:n]
+        n = rows.stop - rows.start
+        _, by_velocity, _ = buffers.logits(n)
+        torch.mm(self._rest, features.T, out=self._by_weight_KN[:, :n])
+        # Products of whole lanes are the faster ones.
+        h = min(_whole_lanes(self._latest_rows), self._kept_rows, rows.start)
+        gram = torch.mm(features, features_ND[rows.start - h : rows.stop].T)
         if h:
-            latest = self._tail_RP[-h:, : buffers.num_classes]
-            torch.mm(gram[:, :h], latest, out=by_velocity_NK)
+            torch.mm(gram[:, :h], self._tail_RK[-h:], out=by_velocity)
         else:
-            by_velocity_NK.zero_()
-        if self._matrix_share * self._matrix_size > self._limit:
-            by_velocity_NK.addmm_(features, self._matrix.T, alpha=self._matrix_share)
-        buffers.sources.shares[:] = (1.0, 0.0), (self._pull, 1.0)
+            by_velocity.zero_()
         return gram, h
 
     def within_guard(self, rows: slice, count: int) -> bool:
         return True  # this form is not chosen where there is a guard
 
-    def settle(self, rows: slice, count: int) -> None:
-        buffers, n = self._buffers, rows.stop - rows.start
-        fade = float(buffers.sources.shares[1, 1])
-        if self._keeps_tail and self._tail.size_R[:n].sum() * fade > self._limit:
-            self._fold()  # the rows that leave the tail now have not faded: V serves better
-            self._keeps_tail = False
-        loop.settle_block(
-            buffers.sources, count, self._pull, self._norms[rows], buffers.update_NP[:n],
-            self._rest_bias_P, self._tail,
+    def settle(self, rows: slice, count: int) -> Form:
+        buffers, n = self._pair.buffers, rows.stop - rows.start
+        self._latest_rows = loop.settle_block(
+            buffers.sources, count, self.pull, self._pair.norms[rows],
+            buffers.update_NP[:n], self._pair.biases[0], self._tail, self._limit,
         )  # fmt: skip
-        self._rest.addmm_(buffers.update_NK[:n].T, self._stream.features_ND[rows])
-        self._matrix_share *= fade
+        if self._latest_rows < 0:  # rows leave the tail that have not faded: V serves better
+            self._fold()
+            return self._pair.settle(rows, count)
+        update, _, _ = buffers.updates(n)
+        self._rest.addmm_(update.T, self._pair.stream.features_ND[rows])
         self._stop = rows.stop
-        if not self._keeps_tail and self._momentum:
-            self._fold(newest=n)
+        return self
 
     def finish(self) -> None:
-        K = self._buffers.num_classes
         self._fold()
-        self._state.weight[:K] = self._rest.add_(self._matrix, alpha=self._pull)
-        if self._state.bias is not None:
-            bias_K = torch.from_numpy(self._tail.bias_P)[:K]
-            self._velocity("bias").copy_(bias_K)
-            self._state.bias[:K] = torch.from_numpy(self._rest_bias_P)[:K] + self._pull * bias_K
+        self._pair.finish()
 
-    def _fold(self, newest: int | None = None) -> None:
-        """Turn the tail, or as many of its newest rows, from rows into a part of the matrix."""
-        held = min(newest or len(self._tail_RP), self._stop)
+    def _fold(self) -> None:
+        """Turn the rows of the tail into the matrix V."""
+        held = min(self._kept_rows, self._stop)
         if held:
-            tail_HK = self._tail_RP[-held:, : self._buffers.num_classes]
-            latest = self._stream.features_ND[self._stop - held : self._stop]
-            self._matrix.addmm_(tail_HK.T, latest, beta=self._matrix_share)
-            self._matrix_size = self._matrix_share * self._matrix_size + self._tail.size_R.sum()
-            self._matrix_share = 1.0
-            self._tail_RP[-held:].zero_()
-            self._tail.size_R[-held:] = 0
-
-    def _latest_rows(self) -> int:
-        """Rows of the tail that matter; products of whole lanes are the faster ones."""
-        rows = int(loop.reach(self._tail.size_R, self._limit))
-        return min(-(-rows // _LANES) * _LANES, len(self._tail_RP))
-
-    def _velocity(self, name: str) -> Tensor:
-        """The optimiser's velocity of the classes seen; without momentum zeros, kept nowhere."""
-        parameter = self._state.parameters().get(name)
-        if parameter is None or not self._momentum:
-            like = self._state.weight if name == "weight" else self._state.weight[:, 0]
-            return torch.zeros_like(like[: self._buffers.num_classes])
-        return self._state.memory_of("velocity", name)[: self._buffers.num_classes]
-
-    def _remembered_rows(self) -> int:
-        """Rows after which a velocity has faded below rounding, if every batch makes a step."""
-        if not self._momentum:
-            return 0
-        rounding = torch.finfo(self._stream.features_ND.dtype).eps
-        steps = math.ceil(math.log(rounding) / math.log(self._momentum))
-        return steps * self._stream.batch_size
+            latest = self._pair.stream.features_ND[self._stop - held : self._stop]
+            self._pair.pair[self._pair.buffers.num_classes :] = self._tail_RK[-held:].T @ latest
 
 
 class StateForm:
@@ -236,22 +301,21 @@ class StateForm:
         self, state: HeadState, stream: Stream, settings: ARCSettings, buffers: Buffers
     ) -> None:
         self._state, self._stream, self._buffers = state, stream, buffers
-        self._norms = stream.norm_N.numpy()
-        self._settings = settings
+        self._settings, self._norms = settings, stream.norm_N.numpy()
+        self.by_weight_NP = buffers.by_weight_NP
+        self.pull, self.share = 0.0, 1.0
         self.weight_bias_P, self.velocity_bias_P = buffers.padded(None), buffers.padded(None)
-        P = buffers.weight_NP.shape[1]
-        self._tail_NP = torch.zeros(buffers.length, P, dtype=stream.features_ND.dtype)
 
     def prepare(self, rows: slice) -> tuple[Tensor, int]:
         buffers, features = self._buffers, self._stream.features_ND[rows]
         n, K = len(features), buffers.num_classes
-        torch.mm(features, self._state.weight[:K].T, out=buffers.by_weight_NK[:n])
+        by_weight, by_velocity, _ = buffers.logits(n)
+        torch.mm(features, self._state.weight[:K].T, out=by_weight)
         velocity = self._velocity("weight")
         if velocity is not None:
-            torch.mm(features, velocity[:K].T, out=buffers.by_velocity_NK[:n])
+            torch.mm(features, velocity[:K].T, out=by_velocity)
         self.weight_bias_P[:] = buffers.padded(self._state.bias)
         self.velocity_bias_P[:] = buffers.padded(self._velocity("bias"))
-        buffers.sources.shares[:] = (1.0, 0.0), (0.0, 1.0)
         return features @ features.T, 0
 
     def within_guard(self, rows: slice, count: int) -> bool:
@@ -271,17 +335,18 @@ class StateForm:
         whole = torch.linalg.matrix_norm(self._state.first_weight).item()
         return bool(self._state.drift() * whole + moved < limit * whole * (1 - 1e-5))
 
-    def settle(self, rows: slice, count: int) -> None:
+    def settle(self, rows: slice, count: int) -> Form:
         buffers, features = self._buffers, self._stream.features_ND[rows]
         n, K = len(features), buffers.num_classes
         update_bias_P, tail_bias_P = buffers.padded(None), buffers.padded(None)
-        tail = loop.Tail(self._tail_NP[:n].numpy(), np.zeros(n), tail_bias_P)
+        tail = loop.Tail(buffers.velocity_update_NP[:n], 1.0, np.zeros(n), tail_bias_P)
         loop.settle_block(
-            buffers.sources, count, 0.0, self._norms[rows], buffers.update_NP[:n], update_bias_P,
-            tail,
+            buffers.sources, count, 0.0, self._norms[rows], buffers.update_NP[:n],
+            update_bias_P, tail, math.inf,
         )  # fmt: skip
-        by_weight = {"weight": buffers.update_NK[:n].T @ features}
-        by_velocity = {"weight": self._tail_NP[:n, :K].T @ features}
+        for_weight, for_velocity, _ = buffers.updates(n)
+        by_weight = {"weight": for_weight.T @ features}
+        by_velocity = {"weight": for_velocity.T @ features}
         if self._state.bias is not None:
             by_weight["bias"] = torch.from_numpy(update_bias_P[:K])
             by_velocity["bias"] = torch.from_numpy(tail_bias_P[:K])
@@ -291,6 +356,7 @@ class StateForm:
             parameter[:K] += by_weight[name]
             if velocity is not None:
                 velocity[:K] += by_velocity[name]
+        return self
 
     def finish(self) -> None:
         """All is in the state already."""

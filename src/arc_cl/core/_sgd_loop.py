@@ -56,15 +56,20 @@ def run_block(
     gram: Array,
     offset: int,
     span: Any,
-    batch_size: int,
+    pull: float,
+    share: float,
     norms: Array,
     rules: Any,
 ) -> Any:
     """All batches of the block (start, stop); returns (retained rows, steps).
 
-    gram[j, offset + i] = f_i·f_j for rows i, j of the block. norms: Σ ‖f‖² and rows so far.
+    gram[j, offset + i] = f_i·f_j for rows i, j of the block. At its start the weight is
+    W₀ + pull·V₀, and V₀ gives its logits times share. norms: Σ ‖f‖² and rows so far.
     """
     block_start, block_stop = span
+    batch_size, num_classes = base.z_BP.shape[0], answers.logits_NK.shape[1]
+    sources.shares[0, 0], sources.shares[0, 1] = 1.0, 0.0
+    sources.shares[1, 0], sources.shares[1, 1] = pull, 1.0
     rate = rules.lr
     count = 0
     steps = 0
@@ -73,7 +78,8 @@ def run_block(
         first = count
         for s in range(start, stop):
             z_P, y_P, j = base.z_BP[s - start], base.y_BP[s - start], s - block_start
-            fill_logits(z_P, y_P, j, base, sources)
+            fill_logits(z_P, y_P, j, base, share, sources)
+            blank(z_P, y_P, num_classes)
             add_sources(z_P, y_P, gram[j], offset, base.one, sources, first)
             finite = base.finite_S[s]
             label, kept = answer_row(z_P, base.e_P, s, base.past_P, finite, answers, rules)
@@ -110,6 +116,14 @@ def fill_row(to_P: Array, value: float) -> None:
 
 
 @compiled
+def blank(z_P: Array, y_P: Array, num_classes: int) -> None:
+    """Take the padding out of every softmax."""
+    for k in range(num_classes, z_P.shape[0]):
+        z_P[k] = -np.inf
+        y_P[k] = 0
+
+
+@compiled
 def subtract(z_P: Array, rate: float, y_P: Array) -> None:
     step = z_P.dtype.type(rate)
     for k in range(z_P.shape[0]):
@@ -123,7 +137,7 @@ def copy_row(from_P: Array, to_K: Array) -> None:
 
 
 @compiled
-def fill_logits(z_P: Array, y_P: Array, j: int, base: Any, sources: Any) -> None:
+def fill_logits(z_P: Array, y_P: Array, j: int, base: Any, share: float, sources: Any) -> None:
     """What weight (z) and velocity (y) of the block's start give row j, by their shares now."""
     kind = z_P.dtype.type
     az, ay = kind(sources.shares[0, 0]), kind(sources.shares[0, 1])
@@ -131,10 +145,11 @@ def fill_logits(z_P: Array, y_P: Array, j: int, base: Any, sources: Any) -> None
     weight_P, weight_bias_P = base.by_weight_NP[j], base.weight_bias_P
     velocity_P, velocity_bias_P = base.by_velocity_NP[j], base.velocity_bias_P
     # Short loops over two or three arrays: with more, the compiler gives up telling them apart.
-    for k in range(z_P.shape[0]):
-        z_P[k] = weight_P[k] + weight_bias_P[k]
-    for k in range(z_P.shape[0]):
-        y_P[k] = velocity_P[k] + velocity_bias_P[k]
+    # What they hold beyond the classes means nothing; `blank` comes next.
+    copy_row(weight_P, z_P)
+    add_row(weight_bias_P, 1.0, z_P)
+    scale_row(velocity_P, share, y_P)
+    add_row(velocity_bias_P, 1.0, y_P)
     if ay != 0:
         for k in range(z_P.shape[0]):
             z, y = z_P[k], y_P[k]
@@ -150,25 +165,31 @@ def fill_logits(z_P: Array, y_P: Array, j: int, base: Any, sources: Any) -> None
 def add_sources(
     z_P: Array, y_P: Array, gram_row: Array, offset: int, one: float, sources: Any, count: int
 ) -> None:
-    """z += Σ w_i (f_i·f_j + 1) g_i, and y likewise; four sources at a time, to spare loads."""
+    """z += Σ w_i (f_i·f_j + 1) g_i, and y likewise; six sources at a time, to spare loads."""
     P = z_P.shape[0]
     kind = z_P.dtype.type
     weight_N, velocity_N, row_N = sources.weight_N, sources.velocity_N, sources.row_N
     g_NP = sources.gradient_NP
     i = 0
-    while i + 4 <= count:
-        r0, r1, r2, r3 = row_N[i], row_N[i + 1], row_N[i + 2], row_N[i + 3]
+    while i + 6 <= count:
+        r0, r1, r2, r3, r4, r5 = (
+            row_N[i], row_N[i + 1], row_N[i + 2], row_N[i + 3], row_N[i + 4], row_N[i + 5]
+        )  # fmt: skip
         d0, d1 = gram_row[offset + r0] + one, gram_row[offset + r1] + one
         d2, d3 = gram_row[offset + r2] + one, gram_row[offset + r3] + one
+        d4, d5 = gram_row[offset + r4] + one, gram_row[offset + r5] + one
         w0, w1 = kind(weight_N[i] * d0), kind(weight_N[i + 1] * d1)
         w2, w3 = kind(weight_N[i + 2] * d2), kind(weight_N[i + 3] * d3)
+        w4, w5 = kind(weight_N[i + 4] * d4), kind(weight_N[i + 5] * d5)
         v0, v1 = kind(velocity_N[i] * d0), kind(velocity_N[i + 1] * d1)
         v2, v3 = kind(velocity_N[i + 2] * d2), kind(velocity_N[i + 3] * d3)
+        v4, v5 = kind(velocity_N[i + 4] * d4), kind(velocity_N[i + 5] * d5)
         for k in range(P):
-            g0, g1, g2, g3 = g_NP[r0, k], g_NP[r1, k], g_NP[r2, k], g_NP[r3, k]
-            z_P[k] += w0 * g0 + w1 * g1 + w2 * g2 + w3 * g3
-            y_P[k] += v0 * g0 + v1 * g1 + v2 * g2 + v3 * g3
-        i += 4
+            g0, g1, g2 = g_NP[r0, k], g_NP[r1, k], g_NP[r2, k]
+            g3, g4, g5 = g_NP[r3, k], g_NP[r4, k], g_NP[r5, k]
+            z_P[k] += w0 * g0 + w1 * g1 + w2 * g2 + w3 * g3 + w4 * g4 + w5 * g5
+            y_P[k] += v0 * g0 + v1 * g1 + v2 * g2 + v3 * g3 + v4 * g4 + v5 * g5
+        i += 6
     while i < count:
         row = row_N[i]
         d = gram_row[offset + row] + one
@@ -232,9 +253,10 @@ def add_step(
 
 
 class Tail(NamedTuple):
-    """The latest rows' part in the velocity, oldest first: Σ_r tail_r f_rᵀ."""
+    """The latest rows' part in the velocity, oldest first: scale · Σ_r tail_r f_rᵀ."""
 
     gradient_RP: Array
+    scale: float
     size_R: Array  # norm of a row times ‖f_r‖: how far it can move a logit, per ‖f_j‖
     bias_P: Array  # the bias's velocity, of all rows ever
 
@@ -248,41 +270,65 @@ def settle_block(
     update_NP: Array,
     update_bias_P: Array,
     tail: Any,
-) -> None:
+    limit: float,
+) -> int:
     """After a block: the rows that update the weight, and the velocity's tail moved on.
 
     update_NP = (w_i - pull·v_i) g_i, and their sum is added to update_bias_P. The last N rows of
-    the tail become v_i g_i; the older ones move up and fade.
+    the tail become v_i g_i; the older ones move up and fade. Returns how many of the latest rows
+    matter now: those before them have sizes that add up to at most `limit`. Where the rows that
+    leave the tail would still matter it does nothing, and returns -1.
     """
-    N, P = update_NP.shape
+    N = update_NP.shape[0]
     tail_RP, size_R, bias_P = tail.gradient_RP, tail.size_R, tail.bias_P
-    older = size_R.shape[0] - N
+    R = size_R.shape[0]
     decay = sources.shares[1, 1]
-    fade = tail_RP.dtype.type(decay)
-    for r in range(older):
+    leaving = 0.0
+    for r in range(N):
+        leaving += size_R[r] * decay
+    if leaving > limit:
+        return -1
+    for r in range(R - N):
         size_R[r] = size_R[r + N] * decay
-        for k in range(P):
-            tail_RP[r, k] = tail_RP[r + N, k] * fade
-    tail_RP[older:] = 0
-    size_R[older:] = 0
-    update_NP[:] = 0
-    for k in range(P):
-        bias_P[k] *= fade
+        scale_row(tail_RP[r + N], decay, tail_RP[r])
+    for j in range(N):
+        size_R[R - N + j] = 0
+        fill_row(update_NP[j], 0.0)
+    for j in range(N):  # after all rows of the update: the two may lie side by side
+        fill_row(tail_RP[R - N + j], 0.0)
+    scale_row(bias_P, decay, bias_P)
     for i in range(count):
         j = sources.row_N[i]
-        weight = update_NP.dtype.type(sources.weight_N[i] - pull * sources.velocity_N[i])
-        velocity = update_NP.dtype.type(sources.velocity_N[i])
-        g_P, update_P, tail_P = sources.gradient_NP[j], update_NP[j], tail_RP[older + j]
-        squares = velocity - velocity
-        for k in range(P):
-            update_P[k] = weight * g_P[k]
-            update_bias_P[k] += weight * g_P[k]
-        for k in range(P):
-            v = velocity * g_P[k]
-            tail_P[k] = v
-            bias_P[k] += v
-            squares += v * v
-        size_R[older + j] = math.sqrt(squares) * norm_N[j]
+        g_P, velocity = sources.gradient_NP[j], sources.velocity_N[i]
+        weight = sources.weight_N[i] - pull * velocity
+        scale_row(g_P, weight, update_NP[j])
+        scale_row(g_P, velocity / tail.scale, tail_RP[R - N + j])
+        add_row(g_P, weight, update_bias_P)
+        add_row(g_P, velocity, bias_P)
+        size_R[R - N + j] = velocity * norm_of(g_P) * norm_N[j]
+    return int(reach(size_R, limit))
+
+
+@compiled
+def scale_row(from_P: Array, factor: float, to_P: Array) -> None:
+    f = to_P.dtype.type(factor)
+    for k in range(to_P.shape[0]):
+        to_P[k] = f * from_P[k]
+
+
+@compiled
+def add_row(from_P: Array, factor: float, to_P: Array) -> None:
+    f = to_P.dtype.type(factor)
+    for k in range(to_P.shape[0]):
+        to_P[k] += f * from_P[k]
+
+
+@compiled
+def norm_of(row_P: Array) -> float:
+    squares = row_P.dtype.type(0)
+    for k in range(row_P.shape[0]):
+        squares += row_P[k] * row_P[k]
+    return math.sqrt(squares)
 
 
 @compiled
