@@ -15,18 +15,24 @@ from arc_cl.core.detection import at_least_float32, task_indices
 from arc_cl.core.partition import TaskPartition
 from arc_cl.core.settings import ARCSettings
 
+_NUMBERS_AT_ONCE = 1 << 24  # rows x tasks x classes
+
 
 def log_task_scores(logits_BK: Tensor, partition: TaskPartition, temperature: float) -> Tensor:
     """log S_i of each row and task [B,T]; -inf for a task whose classes are all masked."""
-    logits_BK = at_least_float32(logits_BK)
+    rows = max(1, _NUMBERS_AT_ONCE // (partition.num_tasks * partition.num_classes))
+    parts = at_least_float32(logits_BK).split(rows)
+    return torch.cat([_log_task_scores(part, partition, temperature) for part in parts])
+
+
+def _log_task_scores(logits_BK: Tensor, partition: TaskPartition, temperature: float) -> Tensor:
     task_K = task_indices(partition, logits_BK.device)
-    columns = []
-    for task in range(partition.num_tasks):
-        scaled_BK = logits_BK / temperature ** (partition.newest - task)
-        total_B = scaled_BK.masked_fill(task_K > task, -torch.inf).logsumexp(dim=1)
-        best_B = scaled_BK.masked_fill(task_K != task, -torch.inf).amax(dim=1)
-        columns.append(torch.where(best_B == -torch.inf, best_B, best_B - total_B))
-    return torch.stack(columns, dim=1)
+    task_T1 = torch.arange(partition.num_tasks, device=logits_BK.device)[:, None]
+    tau = [temperature ** (partition.newest - task) for task in range(partition.num_tasks)]
+    scaled_BTK = logits_BK[:, None] / logits_BK.new_tensor(tau)[:, None]
+    total_BT = scaled_BTK.masked_fill(task_K > task_T1, -torch.inf).logsumexp(dim=2)
+    best_BT = scaled_BTK.masked_fill(task_K != task_T1, -torch.inf).amax(dim=2)
+    return torch.where(best_BT == -torch.inf, best_BT, best_BT - total_BT)
 
 
 def task_scores(logits_BK: Tensor, partition: TaskPartition, temperature: float) -> Tensor:

@@ -121,7 +121,7 @@ def gpu_overhead(device: torch.device) -> list[Figure]:
     arc = ARC(nn.Linear(WIDTH, CLASSES, device=device), tasks=_TASKS,
               settings=ARCSettings.paper(beta=0.0))  # fmt: skip
     side = torch.cuda.Stream(device)
-    batches = 40
+    batches = 80
 
     def alone() -> None:
         with torch.inference_mode():

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from shutil import which
 
 import torch
 
@@ -28,11 +32,12 @@ def provenance(device: torch.device, command: str) -> dict[str, str | int]:
     """What a record says of its origin: plain values, fit for JSON."""
     return {
         "command": command,
+        "commit": _commit(),
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": _device_name(device),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}",
+        "machine": f"{platform.system()} {platform.machine()}, {_processor()}",
         **{package: found for package, found in versions().items() if found},
     }
 
@@ -40,6 +45,28 @@ def provenance(device: torch.device, command: str) -> dict[str, str | int]:
 def versions() -> dict[str, str | None]:
     """Installed versions; None where a package is missing."""
     return {package: _version(package) for package in _PACKAGES}
+
+
+def _commit() -> str:
+    """The checkout's commit; GIT_COMMIT says it where the code was copied without its history."""
+    folder = Path(__file__).parent
+    asked = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+        cwd=folder, capture_output=True, text=True, check=False,
+    ) if which("git") else None  # fmt: skip
+    if asked is not None and asked.returncode == 0:
+        return asked.stdout.strip()
+    return os.environ.get("GIT_COMMIT", "unknown")
+
+
+def _processor() -> str:
+    """The processor's name and how many cores there are."""
+    names = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+        names = next((x.partition(":")[2].strip() for x in lines if "model name" in x), names)
+    return f"{os.cpu_count()} x {names}"
 
 
 def _version(package: str) -> str | None:
