@@ -39,20 +39,20 @@ def replay_sgd(
     norms = np.array([state.norm_total, state.norm_rows], dtype=np.float64)
     for start in range(0, len(stream), length):
         rows = slice(start, min(start + length, len(stream)))
-        gram, offset = form.prepare(rows)
+        features = stream.features_ND[rows]
+        gram, offset = form.prepare(rows, features)
         state.norm_total, state.norm_rows = float(norms[0]), int(norms[1])
         count, steps = run_block(
             base, buffers.sources, sheet.answers, gram.numpy(), offset, (start, rows.stop),
             form.pull, form.share, norms, rules,
         )  # fmt: skip
         if form.within_guard(rows, count):
-            settled = form.settle(rows, count)
+            settled = form.settle(rows, features, count)
             if settled is not form:
                 form, base = settled, buffers.base(settled, one, past_P, stream)
             state.steps += steps
         else:
-            batches = stream.features_ND[rows]
-            seen = step_by_step(state, batches, partition, settings, stream.batch_size)
+            seen = step_by_step(state, features, partition, settings, stream.batch_size)
             sheet.put(rows, seen)
     form.finish()
     state.norm_total, state.norm_rows = float(norms[0]), int(norms[1])

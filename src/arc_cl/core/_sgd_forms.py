@@ -118,8 +118,8 @@ class Form(Protocol):
     weight_bias_P: Array
     velocity_bias_P: Array
 
-    def prepare(self, rows: slice) -> tuple[Tensor, int]:
-        """Fill the buffers with what the head at the block's start says of its rows.
+    def prepare(self, rows: slice, features: Tensor) -> tuple[Tensor, int]:
+        """Fill the buffers with what the head at the block's start says of its rows' features.
 
         Returns the products of these rows with some rows before them and with each other, and how
         many those before are.
@@ -128,7 +128,7 @@ class Form(Protocol):
     def within_guard(self, rows: slice, count: int) -> bool:
         """Whether surely no step of the block went beyond `max_drift`."""
 
-    def settle(self, rows: slice, count: int) -> Form:
+    def settle(self, rows: slice, features: Tensor, count: int) -> Form:
         """Bring weight and velocity up to date; the form to go on with."""
 
     def finish(self) -> None:
@@ -180,8 +180,7 @@ class PairForm:
         self.velocity_bias_P = nothing_P if state.bias is None else velocity_bias_P
         self._sizes = np.zeros(buffers.length)
 
-    def prepare(self, rows: slice) -> tuple[Tensor, int]:
-        features = self.stream.features_ND[rows]
+    def prepare(self, rows: slice, features: Tensor) -> tuple[Tensor, int]:
         _, _, by_both = self.buffers.logits(rows.stop - rows.start)
         torch.mm(features, self._pair_T, out=by_both)
         return torch.mm(features, features.T), 0
@@ -189,7 +188,7 @@ class PairForm:
     def within_guard(self, rows: slice, count: int) -> bool:
         return True  # this form is not chosen where there is a guard
 
-    def settle(self, rows: slice, count: int) -> Form:
+    def settle(self, rows: slice, features: Tensor, count: int) -> Form:
         buffers, n = self.buffers, rows.stop - rows.start
         self.share *= float(buffers.sources.shares[1, 1])
         if self.share < _SMALL_SHARE:
@@ -204,7 +203,7 @@ class PairForm:
             rest_bias_P, tail, math.inf,
         )  # fmt: skip
         _, _, update = buffers.updates(n)
-        self.pair.addmm_(update.T, self.stream.features_ND[rows])
+        self.pair.addmm_(update.T, features)
         return self
 
     def finish(self) -> None:
@@ -250,9 +249,8 @@ class TailForm:
         self._latest_rows = 0
         self._stop = 0
 
-    def prepare(self, rows: slice) -> tuple[Tensor, int]:
+    def prepare(self, rows: slice, features: Tensor) -> tuple[Tensor, int]:
         buffers, features_ND = self._pair.buffers, self._pair.stream.features_ND
-        features = features_ND[rows]
         n = rows.stop - rows.start
         _, by_velocity, _ = buffers.logits(n)
         torch.mm(self._rest, features.T, out=self._by_weight_KN[:, :n])
@@ -268,7 +266,7 @@ class TailForm:
     def within_guard(self, rows: slice, count: int) -> bool:
         return True  # this form is not chosen where there is a guard
 
-    def settle(self, rows: slice, count: int) -> Form:
+    def settle(self, rows: slice, features: Tensor, count: int) -> Form:
         buffers, n = self._pair.buffers, rows.stop - rows.start
         self._latest_rows = loop.settle_block(
             buffers.sources, count, self.pull, self._pair.norms[rows],
@@ -276,9 +274,9 @@ class TailForm:
         )  # fmt: skip
         if self._latest_rows < 0:  # rows leave the tail that have not faded: V serves better
             self._fold()
-            return self._pair.settle(rows, count)
+            return self._pair.settle(rows, features, count)
         update, _, _ = buffers.updates(n)
-        self._rest.addmm_(update.T, self._pair.stream.features_ND[rows])
+        self._rest.addmm_(update.T, features)
         self._stop = rows.stop
         return self
 
@@ -300,15 +298,15 @@ class StateForm:
     def __init__(
         self, state: HeadState, stream: Stream, settings: ARCSettings, buffers: Buffers
     ) -> None:
-        self._state, self._stream, self._buffers = state, stream, buffers
+        self._state, self._buffers = state, buffers
         self._settings, self._norms = settings, stream.norm_N.numpy()
         self.by_weight_NP = buffers.by_weight_NP
         self.pull, self.share = 0.0, 1.0
         self.weight_bias_P, self.velocity_bias_P = buffers.padded(None), buffers.padded(None)
 
-    def prepare(self, rows: slice) -> tuple[Tensor, int]:
-        buffers, features = self._buffers, self._stream.features_ND[rows]
-        n, K = len(features), buffers.num_classes
+    def prepare(self, rows: slice, features: Tensor) -> tuple[Tensor, int]:
+        buffers, n = self._buffers, rows.stop - rows.start
+        K = buffers.num_classes
         by_weight, by_velocity, _ = buffers.logits(n)
         torch.mm(features, self._state.weight[:K].T, out=by_weight)
         velocity = self._velocity("weight")
@@ -335,9 +333,9 @@ class StateForm:
         whole = torch.linalg.matrix_norm(self._state.first_weight).item()
         return bool(self._state.drift() * whole + moved < limit * whole * (1 - 1e-5))
 
-    def settle(self, rows: slice, count: int) -> Form:
-        buffers, features = self._buffers, self._stream.features_ND[rows]
-        n, K = len(features), buffers.num_classes
+    def settle(self, rows: slice, features: Tensor, count: int) -> Form:
+        buffers, n = self._buffers, rows.stop - rows.start
+        K = buffers.num_classes
         update_bias_P, tail_bias_P = buffers.padded(None), buffers.padded(None)
         tail = loop.Tail(buffers.velocity_update_NP[:n], 1.0, np.zeros(n), tail_bias_P)
         loop.settle_block(

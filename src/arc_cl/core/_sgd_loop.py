@@ -291,11 +291,11 @@ def settle_block(
     for r in range(R - N):
         size_R[r] = size_R[r + N] * decay
         scale_row(tail_RP[r + N], decay, tail_RP[r])
-    for j in range(N):
-        size_R[R - N + j] = 0
-        fill_row(update_NP[j], 0.0)
-    for j in range(N):  # after all rows of the update: the two may lie side by side
-        fill_row(tail_RP[R - N + j], 0.0)
+    if count < N:  # some rows were not retained
+        for j in range(N):
+            size_R[R - N + j] = 0
+            fill_row(update_NP[j], 0.0)
+            fill_row(tail_RP[R - N + j], 0.0)  # after the update's: they may lie side by side
     scale_row(bias_P, decay, bias_P)
     for i in range(count):
         j = sources.row_N[i]

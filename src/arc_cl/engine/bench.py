@@ -200,7 +200,7 @@ def autograd_speed(features: Tensor, head: nn.Linear) -> float:
     return len(features) / fastest(descend, repeats=2)
 
 
-def fastest(work: Callable[[], object], repeats: int = 5) -> float:
+def fastest(work: Callable[[], object], repeats: int = 10) -> float:
     """The shortest of some runs, in seconds, after one to warm up."""
     work()
     return min(_seconds(work) for _ in range(repeats))
