@@ -48,15 +48,25 @@ def versions() -> dict[str, str | None]:
 
 
 def _commit() -> str:
-    """The checkout's commit; GIT_COMMIT says it where the code was copied without its history."""
-    folder = Path(__file__).parent
-    asked = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-        cwd=folder, capture_output=True, text=True, check=False,
-    ) if which("git") else None  # fmt: skip
-    if asked is not None and asked.returncode == 0:
-        return asked.stdout.strip()
+    """The checkout's commit; GIT_COMMIT says it where the code was copied without its history.
+
+    Only if this file is tracked there: an installation may lie inside somebody else's checkout.
+    """
+    if _git("ls-files", "--error-unmatch", Path(__file__).name) is not None:
+        found = _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+        if found is not None:
+            return found
     return os.environ.get("GIT_COMMIT", "unknown")
+
+
+def _git(*words: str) -> str | None:
+    """What git says in this folder; None where it says no, or is not installed."""
+    if which("git") is None:
+        return None
+    asked = subprocess.run(
+        ["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    return asked.stdout.strip() if asked.returncode == 0 else None
 
 
 def _processor() -> str:
