@@ -15,7 +15,19 @@ import numpy as np
 import torch
 
 from arc_cl.core._compile import compiled
-from arc_cl.core._rows import Array, Rules, answer_row, gradient_row
+from arc_cl.core._rows import (
+    Array,
+    Rules,
+    add_row,
+    answer_row,
+    copy_row,
+    fill_row,
+    gradient_row,
+    note_norm,
+    product,
+    step_size,
+    whole_lanes,
+)
 from arc_cl.core._sheet import Sheet
 from arc_cl.core._stream import Stream
 from arc_cl.core.decision import Observation
@@ -86,7 +98,7 @@ def _no_bias(dtype: Any) -> Parameter:
 def _scratch(stream: Stream, partition: TaskPartition) -> Batch:
     B, D = stream.batch_size, stream.features_ND.shape[1]
     dtype = torch.empty(0, dtype=stream.features_ND.dtype).numpy().dtype
-    P = -(-partition.num_classes // 16) * 16
+    P = whole_lanes(partition.num_classes)
     return Batch(
         logits_BP=np.full((B, P), -np.inf, dtype),
         next_logits_BP=np.full((B, P), -np.inf, dtype),
@@ -126,22 +138,18 @@ def run_stream(
                 batch.row_B[count] = j
                 count += 1
             if finite_N[j]:
-                norms[0] += norm_N[j] ** 2
-                norms[1] += 1
+                note_norm(norms, norm_N[j])
         if count > 0:
             steps += 1
             batch.gradient_BP[:count] /= batch.gradient_BP.dtype.type(count)
-            rate = rules.lr
-            if rules.relative and norms[0] > 0:
-                rate = rules.lr * norms[1] / norms[0]
+            rate = step_size(norms, rules)
             renewed = stop if rules.recompute else start
             move_head(weight, bias, features_ND, batch, count, rate, steps, rules.weight_decay,
                       (start, renewed, stop, next_stop, K), here_BP, next_BP)  # fmt: skip
         else:
             take_logits(weight, bias, features_ND, stop, next_stop, K, next_BP)
         for j in range(start, stop):
-            for k in range(K):
-                answers.logits_NK[j, k] = here_BP[j - start, k]
+            copy_row(here_BP[j - start], answers.logits_NK[j])
         here_BP, next_BP = next_BP, here_BP
     return steps
 
@@ -168,15 +176,13 @@ def move_head(
     bias_gradient = np.zeros(1, gradient_D.dtype)
     last = features_ND.shape[0] - 1
     for r in range(weight.value.shape[0]):
-        gradient_D[:] = 0
+        fill_row(gradient_D, 0.0)
         bias_gradient[0] = 0
         if r < K:
             for i in range(count):
                 g = batch.gradient_BP[i, r]
                 bias_gradient[0] += g
-                feature_D = features_ND[batch.row_B[i]]
-                for d in range(gradient_D.shape[0]):
-                    gradient_D[d] += g * feature_D[d]
+                add_row(features_ND[batch.row_B[i]], g, gradient_D)
         here, following = move_row(
             weight.value[r], weight.mean[r], weight.square[r], gradient_D, step, root, decay,
             features_ND[start], features_ND[min(stop, last)],
@@ -230,14 +236,6 @@ def move_row(
         by_first += value * first_D[d]
         by_second += value * second_D[d]
     return by_first, by_second
-
-
-@compiled
-def product(a_D: Array, b_D: Array) -> Any:
-    total = a_D.dtype.type(0)
-    for d in range(a_D.shape[0]):
-        total += a_D[d] * b_D[d]
-    return total
 
 
 @compiled

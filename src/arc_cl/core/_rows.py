@@ -20,6 +20,12 @@ from arc_cl.core.retention import losses_in_use
 from arc_cl.core.settings import ARCSettings
 
 Array = NDArray[Any]
+LANES = 16  # numbers of a vector register
+
+
+def whole_lanes(count: int) -> int:
+    """The next multiple of LANES."""
+    return -(-count // LANES) * LANES
 
 
 class Rules(NamedTuple):
@@ -182,8 +188,7 @@ def gradient_row(z_P: Array, e_P: Array, label: int, rules: Any, out_P: Array) -
         for k in range(P):
             out_P[k] = e_P[k] * scale * (negative_entropy - out_P[k])
     else:
-        for k in range(P):
-            out_P[k] = 0
+        fill_row(out_P, 0.0)
     if rules.cross_entropy:
         for k in range(P):
             out_P[k] += e_P[k] * scale
@@ -207,3 +212,52 @@ def smooth_row(z_P: Array, label: int, smoothing: float, out_P: Array) -> None:
         if z_P[k] > -np.inf and k != label:
             out_P[k] -= share
     out_P[label] -= z_P.dtype.type(1 - smoothing)
+
+
+@compiled
+def note_norm(norms: Array, norm: float) -> None:
+    """Count a row in (Σ ‖f‖², rows)."""
+    norms[0] += norm**2
+    norms[1] += 1
+
+
+@compiled
+def step_size(norms: Array, rules: Any) -> float:
+    """lr, or lr over the mean of ‖f‖² so far: `HeadState.step_size`."""
+    if rules.relative and norms[0] > 0:
+        return float(rules.lr * norms[1] / norms[0])
+    return float(rules.lr)
+
+
+@compiled
+def fill_row(to_P: Array, value: float) -> None:
+    for k in range(to_P.shape[0]):
+        to_P[k] = value
+
+
+@compiled
+def copy_row(from_P: Array, to_K: Array) -> None:
+    for k in range(to_K.shape[0]):
+        to_K[k] = from_P[k]
+
+
+@compiled
+def scale_row(from_P: Array, factor: float, to_P: Array) -> None:
+    f = to_P.dtype.type(factor)
+    for k in range(to_P.shape[0]):
+        to_P[k] = f * from_P[k]
+
+
+@compiled
+def add_row(from_P: Array, factor: float, to_P: Array) -> None:
+    f = to_P.dtype.type(factor)
+    for k in range(to_P.shape[0]):
+        to_P[k] += f * from_P[k]
+
+
+@compiled
+def product(a_D: Array, b_D: Array) -> Any:
+    total = a_D.dtype.type(0)
+    for d in range(a_D.shape[0]):
+        total += a_D[d] * b_D[d]
+    return total

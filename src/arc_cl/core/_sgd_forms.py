@@ -21,19 +21,17 @@ import torch
 from torch import Tensor
 
 from arc_cl.core import _sgd_loop as loop
-from arc_cl.core._rows import Array
+from arc_cl.core._rows import Array, whole_lanes
 from arc_cl.core._stream import Stream
 from arc_cl.core.head import HeadState
 from arc_cl.core.partition import TaskPartition
 from arc_cl.core.settings import ARCSettings
 
-_LANES = 16
 # Below this a fading factor is multiplied in, long before it underflows.
 _SMALL_SHARE = 1e-3
 # How far dropped velocities may move a logit at worst, all features pointing the same way. In
 # practice it is a hundredth of that, well under what rounding does to a logit.
 _NEGLIGIBLE = {torch.float32: 2e-5, torch.float64: 1e-14}
-
 
 Halves = tuple[Tensor, Tensor, Tensor]  # [n,K], [n,K], and both side by side [n,2K]
 
@@ -49,8 +47,8 @@ class Buffers:
         dtype = stream.features_ND.dtype
         self.num_classes = K = partition.num_classes
         self.length = length
-        P = _whole_lanes(K)
-        self.by_head, self.update = torch.zeros(2, length, _whole_lanes(K + P), dtype=dtype)
+        P = whole_lanes(K)
+        self.by_head, self.update = torch.zeros(2, length, whole_lanes(K + P), dtype=dtype)
         self.by_weight_NP, self.by_velocity_NP = _two_heads(self.by_head, K, P)
         self.update_NP, self.velocity_update_NP = _two_heads(self.update, K, P)
         self._whole = self._halves(self.by_head, length), self._halves(self.update, length)
@@ -103,10 +101,6 @@ class Buffers:
 def _two_heads(rows: Tensor, K: int, P: int) -> tuple[Array, Array]:
     array = rows.numpy()
     return array[:, :P], array[:, K : K + P]
-
-
-def _whole_lanes(count: int) -> int:
-    return -(-count // _LANES) * _LANES
 
 
 class Form(Protocol):
@@ -239,7 +233,7 @@ class TailForm:
         by_weight_PN = self._rest.new_zeros(P, buffers.length)
         self._by_weight_KN = by_weight_PN[: buffers.num_classes]
         self.by_weight_NP = by_weight_PN.numpy().T
-        R = self._kept_rows = _whole_lanes(max(remembered_rows, buffers.length))
+        R = self._kept_rows = whole_lanes(max(remembered_rows, buffers.length))
         tail_RP = self._rest.new_zeros(R, P)
         self._tail_RK = tail_RP[:, : buffers.num_classes]
         self._tail = loop.Tail(tail_RP.numpy(), 1.0, np.zeros(R), pair.biases[1])
@@ -255,7 +249,7 @@ class TailForm:
         _, by_velocity, _ = buffers.logits(n)
         torch.mm(self._rest, features.T, out=self._by_weight_KN[:, :n])
         # Products of whole lanes are the faster ones.
-        h = min(_whole_lanes(self._latest_rows), self._kept_rows, rows.start)
+        h = min(whole_lanes(self._latest_rows), self._kept_rows, rows.start)
         gram = torch.mm(features, features_ND[rows.start - h : rows.stop].T)
         if h:
             torch.mm(gram[:, :h], self._tail_RK[-h:], out=by_velocity)

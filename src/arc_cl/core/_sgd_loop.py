@@ -19,7 +19,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from arc_cl.core._compile import compiled
-from arc_cl.core._rows import Array, answer_row, gradient_row
+from arc_cl.core._rows import (
+    Array,
+    add_row,
+    answer_row,
+    copy_row,
+    fill_row,
+    gradient_row,
+    note_norm,
+    product,
+    scale_row,
+    step_size,
+)
 
 
 class Base(NamedTuple):
@@ -70,7 +81,6 @@ def run_block(
     batch_size, num_classes = base.z_BP.shape[0], answers.logits_NK.shape[1]
     sources.shares[0, 0], sources.shares[0, 1] = 1.0, 0.0
     sources.shares[1, 0], sources.shares[1, 1] = pull, 1.0
-    rate = rules.lr
     count = 0
     steps = 0
     for start in range(block_start, block_stop, batch_size):
@@ -91,11 +101,9 @@ def run_block(
             else:
                 fill_row(g_P, 0.0)
             if finite:
-                norms[0] += base.norm_S[s] ** 2
-                norms[1] += 1
+                note_norm(norms, base.norm_S[s])
         if count > first:
-            if rules.relative and norms[0] > 0:
-                rate = rules.lr * norms[1] / norms[0]
+            rate = step_size(norms, rules)
             take_step(sources, first, count, rate, rules)
             steps += 1
             if rules.recompute:
@@ -103,16 +111,10 @@ def run_block(
                     z_P, y_P = base.z_BP[s - start], base.y_BP[s - start]
                     gram_row = gram[s - block_start]
                     add_step(z_P, y_P, gram_row, offset, base.one, sources, first, count, rules)
-                    subtract(z_P, rate, y_P)
+                    add_row(y_P, -rate, z_P)
         for s in range(start, stop):
             copy_row(base.z_BP[s - start], answers.logits_NK[s])
     return count, steps
-
-
-@compiled
-def fill_row(to_P: Array, value: float) -> None:
-    for k in range(to_P.shape[0]):
-        to_P[k] = value
 
 
 @compiled
@@ -121,19 +123,6 @@ def blank(z_P: Array, y_P: Array, num_classes: int) -> None:
     for k in range(num_classes, z_P.shape[0]):
         z_P[k] = -np.inf
         y_P[k] = 0
-
-
-@compiled
-def subtract(z_P: Array, rate: float, y_P: Array) -> None:
-    step = z_P.dtype.type(rate)
-    for k in range(z_P.shape[0]):
-        z_P[k] -= step * y_P[k]
-
-
-@compiled
-def copy_row(from_P: Array, to_K: Array) -> None:
-    for k in range(to_K.shape[0]):
-        to_K[k] = from_P[k]
 
 
 @compiled
@@ -193,10 +182,8 @@ def add_sources(
     while i < count:
         row = row_N[i]
         d = gram_row[offset + row] + one
-        w, v = kind(weight_N[i] * d), kind(velocity_N[i] * d)
-        for k in range(P):
-            z_P[k] += w * g_NP[row, k]
-            y_P[k] += v * g_NP[row, k]
+        add_row(g_NP[row], weight_N[i] * d, z_P)
+        add_row(g_NP[row], velocity_N[i] * d, y_P)
         i += 1
 
 
@@ -246,10 +233,7 @@ def add_step(
             y_P[k] += decay * z_P[k] if z_P[k] > -np.inf else kind(0)
     for i in range(first, count):
         row = sources.row_N[i]
-        d = kind(gram_row[offset + row] + one)
-        g_P = sources.gradient_NP[row]
-        for k in range(z_P.shape[0]):
-            y_P[k] += d * g_P[k]
+        add_row(sources.gradient_NP[row], gram_row[offset + row] + one, y_P)
 
 
 class Tail(NamedTuple):
@@ -305,30 +289,8 @@ def settle_block(
         scale_row(g_P, velocity / tail.scale, tail_RP[R - N + j])
         add_row(g_P, weight, update_bias_P)
         add_row(g_P, velocity, bias_P)
-        size_R[R - N + j] = velocity * norm_of(g_P) * norm_N[j]
+        size_R[R - N + j] = velocity * math.sqrt(product(g_P, g_P)) * norm_N[j]
     return int(reach(size_R, limit))
-
-
-@compiled
-def scale_row(from_P: Array, factor: float, to_P: Array) -> None:
-    f = to_P.dtype.type(factor)
-    for k in range(to_P.shape[0]):
-        to_P[k] = f * from_P[k]
-
-
-@compiled
-def add_row(from_P: Array, factor: float, to_P: Array) -> None:
-    f = to_P.dtype.type(factor)
-    for k in range(to_P.shape[0]):
-        to_P[k] += f * from_P[k]
-
-
-@compiled
-def norm_of(row_P: Array) -> float:
-    squares = row_P.dtype.type(0)
-    for k in range(row_P.shape[0]):
-        squares += row_P[k] * row_P[k]
-    return math.sqrt(squares)
 
 
 @compiled
