@@ -5,18 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from arc_cl import __version__
+from arc_cl import __version__, catalogue
 from arc_cl.cli import main
-from arc_cl.data.sources.glyphs import Glyphs
 from arc_cl.errors import ConfigurationError
 from arc_cl.experiments.demo import DEMO
 
-COMMANDS = ("demo", "bench", "doctor")
+COMMANDS = ("demo", "train", "bench", "doctor")
 
 
 def run(*tokens: str) -> int:
@@ -100,10 +98,12 @@ def test_a_place_that_cannot_be_written_is_refused_before_training(
 def test_the_demo_prints_its_table_and_its_page(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The real demo, cut short: fewer images, one epoch, two tasks."""
-    short = replace(DEMO, tasks=(50, 50), training=replace(DEMO.training, epochs=1))
+    """The real demo, cut short: few images, one epoch, two tasks."""
+    recipe = DEMO.recipe
+    setup = replace(recipe.setup, only_tasks=2, images_per_class=4)
+    settings = {**recipe.settings, "epochs": 1, "epochs_first": 1}
+    short = replace(DEMO, recipe=replace(recipe, setup=setup, settings=settings))
     monkeypatch.setattr("arc_cl.experiments.demo.DEMO", short)
-    monkeypatch.setattr("arc_cl.engine.demo.Glyphs", partial(Glyphs, train=4, test=4))
     assert run("demo", "--out", str(tmp_path / "new"), "--seed", "1") == 0
     shown = capsys.readouterr().out
     for row in short.rows:
@@ -111,3 +111,53 @@ def test_the_demo_prints_its_table_and_its_page(
     page = (tmp_path / "new" / "index.html").read_text(encoding="utf-8")
     assert f"arc-cl demo --out {tmp_path / 'new'} --seed 1" in page
     assert "index.html" in shown
+
+
+def test_training_lists_the_learners_that_are_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", "--help") == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert ", ".join(catalogue.names("learners")) in shown
+    assert "Example: arc-cl train --learner l2p" in shown
+
+
+def test_training_shows_its_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        run("train", "--recipe", "slca-cifar100-inc10", "--set", "lr=0.5", "epochs=3", "--show")
+        == 0
+    )
+    shown = capsys.readouterr().out
+    assert "lr = 0.5" in shown
+    assert "epochs = 3" in shown
+    assert 'learner = "slca"' in shown
+
+
+def test_a_shown_recipe_is_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", "--learner", "der", "--data", "glyphs", "--show") == 0
+    shown = capsys.readouterr().out
+    (tmp_path / "mine.toml").write_text(shown, encoding="utf-8")
+    assert run("train", "--recipe", str(tmp_path / "mine.toml"), "--show") == 0
+    assert capsys.readouterr().out == shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--learner", "l2p"), "give both --learner and --data"),
+        ((), "in one way"),
+        (("--learner", "l2", "--data", "glyphs"), "did you mean 'l2p'"),
+        (("--learner", "l2p", "--data", "glyps"), "did you mean 'glyphs'"),
+        (("--recipe", "l2p-glyph"), "did you mean 'l2p-glyphs'"),
+        (("--recipe", "nowhere.toml"), "cannot read nowhere.toml"),
+        (("--recipe", "l2p-glyphs", "--variant", "released"), "has its own form"),
+        (("--learner", "l2p", "--data", "glyphs", "--set", "top=3"), "did you mean 'top_k'"),
+        (("--learner", "l2p", "--data", "glyphs", "--set", "pool=x"), "pool is 'x'"),
+        (("--learner", "l2p", "--data", "glyphs", "--set", "pool"), "key=value"),
+        (("--learner", "l2p", "--data", "glyphs", "--devices", "cuda:99"), "choose auto, cpu"),
+        (("--learner", "l2p", "--data", "cifar100"), "no data source is called 'cifar100'"),
+    ],
+)
+def test_what_is_wrong_with_a_training_is_said_at_once(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("train", *words) == 2
+    assert message in " ".join(capsys.readouterr().err.split())

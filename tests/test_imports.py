@@ -48,16 +48,18 @@ RULES = {
             "data",
             "protocol",
             "experiments.spec",
+            "experiments.fields",
+            "experiments.toml",
             "contracts",
             "catalogue",
         ),
-        ("torch", "numpy", "lightning_fabric", "safetensors", "rich"),
+        ("torch", "numpy", "lightning_fabric", "safetensors", "rich", "tensorboardX"),
     ),
     "report": Rule(
         ("report", "experiments", "protocol.metrics", "protocol.record", "contracts"),
         ("numpy", "PIL"),
     ),
-    "cli": Rule(("engine", "report", "experiments"), ("cyclopts", "rich", "torch")),
+    "cli": Rule(("engine", "report", "experiments", "catalogue"), ("cyclopts", "rich", "torch")),
     "__init__": Rule(("core",)),
 }
 

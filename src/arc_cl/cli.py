@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from arc_cl import __version__
+from arc_cl import __version__, catalogue
 from arc_cl.errors import ARCError
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
+    from arc_cl.engine.resolve import Resolved
+    from arc_cl.engine.training import Order
     from arc_cl.report.tables import Table
 
 _EXTRA = {
@@ -36,11 +38,12 @@ _EXTRA = {
 def main(tokens: Sequence[str] | None = None) -> None:
     """Run one command; what this package raises on purpose becomes one message, and exit code 2."""
     try:
-        from cyclopts import App
+        from cyclopts import App, Parameter
 
-        app = App(name="arc-cl", help=_HELP, version=__version__)
-        for command in (demo, bench, doctor):
-            app.command(command)
+        as_written = Parameter(consume_multiple=True, negative=())
+        app = App(name="arc-cl", help=_HELP, version=__version__, default_parameter=as_written)
+        for command in (demo, train, bench, doctor):
+            app.command(_with_names(command))
         app(sys.argv[1:] if tokens is None else tokens)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _EXTRA:
@@ -51,6 +54,16 @@ def main(tokens: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("arc-cl: stopped", file=sys.stderr)
         sys.exit(130)
+
+
+def _with_names(command: Callable[..., None]) -> Callable[..., None]:
+    """Its help lists what the catalogue finds at this moment."""
+    from arc_cl.experiments.recipes import DATA
+
+    listed = {"{learners}": catalogue.names("learners"), "{data}": tuple(DATA)}
+    for place, found in listed.items():
+        command.__doc__ = (command.__doc__ or "").replace(place, ", ".join(found))
+    return command
 
 
 _HELP = "Adaptive Retention & Correction: class-incremental classifiers that repair themselves."
@@ -82,21 +95,125 @@ def demo(
 
     from arc_cl.engine import demo as engine
     from arc_cl.engine.progress import shown_on
+    from arc_cl.engine.runtime import Runtime
+    from arc_cl.engine.training import Order
     from arc_cl.experiments.demo import DEMO
     from arc_cl.report import html, tables
 
     console = Console()
     words = ["arc-cl", "demo", "--out", str(out), "--seed", str(seed), "--classes", classes]
+    order = Order(out, Runtime.open(seed), shlex.join(words))
     with shown_on(console) as progress:
-        found = engine.demo(
-            DEMO, out, seed=seed, classes=classes, command=shlex.join(words), progress=progress
-        )
+        found = engine.demo(DEMO, order, tuning=classes == "tuning", progress=progress)
     page = out / "index.html"
     page.write_text(
-        html.page(DEMO, found.evaluations, found.repaired, found.broken), encoding="utf-8"
+        html.page(DEMO.title, DEMO.notes, found.evaluations, found.repaired, found.broken),
+        encoding="utf-8",
     )
     console.print(_rich(tables.comparison(found.evaluations)))
     print(f"The whole story: {page.resolve()}")
+
+
+def train(
+    *,
+    learner: str | None = None,
+    data: str | None = None,
+    recipe: str | None = None,
+    pilot: Path | None = None,
+    variant: Literal["sane", "released"] | None = None,
+    set: tuple[str, ...] = (),
+    coupling: Literal["none", "freeze", "released"] | None = None,
+    seed: int | None = None,
+    out: Path | None = None,
+    root: Path | None = None,
+    devices: str = "auto",
+    precision: Literal["fp32", "bf16"] = "fp32",
+    compile: bool = False,
+    keep_minutes: float = 5.0,
+    fast: bool = False,
+    show: bool = False,
+) -> None:
+    """Learn a sequence of tasks: a recipe into a run folder. The same command again resumes.
+
+    What to learn is a learner and its data, or a recipe by name or file, or a configuration of
+    PILOT or the ARC release. Every stage leaves a checkpoint and the features of its test stream.
+
+    Example: `arc-cl train --learner l2p --data glyphs --out runs/l2p-glyphs`
+
+    Parameters
+    ----------
+    learner
+        One of those found here: {learners}.
+    data
+        One of the settings that recipes are shipped for: {data}.
+    recipe
+        A shipped recipe by its name (`slca-cifar100-inc10`), or a TOML file.
+    pilot
+        A JSON configuration of PILOT or of the ARC release (`exps/l2p.json`).
+    variant
+        The learner's form: ours (sane), or as in the released code with its slips.
+    set
+        Values to change in the recipe: `--set lr=0.01 epochs=3`.
+    coupling
+        What evaluations between tasks do to training; all but none are reported as coupled.
+    seed
+        Decides everything random; if not given 0, or the first seed of a PILOT configuration.
+    out
+        The run folder; if not given `runs/` and the recipe's name.
+    root
+        The folder of the data sets.
+    devices
+        auto, cpu, or cuda:N.
+    precision
+        Of the network's arithmetic; statistics and heads count in fp32 at least.
+    compile
+        Compile the loss by torch.compile: minutes once, worth it on long runs with a GPU.
+    keep_minutes
+        Between two states kept within a stage, which an interrupted run goes on from.
+    fast
+        A miniature of the recipe that ends in seconds on a CPU; its numbers mean nothing.
+    show
+        Print the resolved recipe, and stop.
+    """
+    from arc_cl.engine.resolve import changed, complete, resolve
+    from arc_cl.experiments import toml
+    from arc_cl.experiments.choice import choose
+    from arc_cl.experiments.fast import fast as miniature
+
+    choice = choose(learner, data, recipe, pilot, variant)
+    pairs = (*set, *([f"coupling={coupling}"] if coupling else []))
+    chosen = complete(changed(choice.recipe, pairs))
+    chosen = complete(miniature(chosen)) if fast else chosen
+    for line in choice.ignored:
+        print(f"ignored: {line}", file=sys.stderr)
+    if show:
+        print(toml.dump(chosen), end="")
+        return
+    from arc_cl.engine.runtime import Runtime
+    from arc_cl.engine.training import Order
+
+    runtime = Runtime.open(
+        choice.seed if seed is None else seed, devices, precision, compile=compile
+    )
+    folder = Path("runs") / chosen.name if out is None else out
+    words = shlex.join(["arc-cl", *(sys.argv[1:] or ["train"])])
+    _train(Order(folder, runtime, words, keep_minutes * 60), resolve(chosen, root))
+
+
+def _train(order: Order, resolved: Resolved) -> None:
+    from rich.console import Console
+
+    from arc_cl.engine.progress import shown_on
+    from arc_cl.engine.training import plain
+    from arc_cl.engine.training import train as engine_train
+    from arc_cl.report import tables
+
+    console = Console()
+    with shown_on(console) as progress:
+        trained = engine_train(order, resolved, progress)
+        evaluation = plain(order, trained, progress)
+    console.print(_rich(tables.stages(evaluation)))
+    print(f"The run: {order.folder.resolve()}")
 
 
 def bench(*, out: Path | None = None) -> None:

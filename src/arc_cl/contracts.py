@@ -9,7 +9,7 @@ H height, W width, C channels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
@@ -49,7 +49,10 @@ class Example:
 
 
 class DataSource(Protocol):
-    """Where images come from. Knows nothing of tasks or transforms."""
+    """Where images come from. Knows nothing of tasks or transforms.
+
+    The catalogue finds it as a module of `data.sources` with `create() -> DataSource`.
+    """
 
     @property
     def class_names(self) -> tuple[str, ...]: ...
@@ -62,14 +65,16 @@ class DataSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a learner is trained: what a recipe chooses."""
+    """What every learner's `Settings` has; each learner adds its own fields in its own file."""
 
     lr: float
+    """Learning rate."""
+    epochs_first: int
+    """Passes over the data of the first task."""
     epochs: int
+    """Passes over the data of each later task."""
     batch_size: int
-    momentum: float = 0.9
-    weight_decay_first: float = 5e-4
-    weight_decay_later: float = 2e-4
+    """Images a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +82,15 @@ class TaskInfo:
     """What a learner may know of the task that begins: counts and places, never test images.
 
     Labels are positions in the class order, so the classes seen are 0 … seen_classes - 1.
+    `tasks` and `classes` are those of the whole sequence: prompt pools and heads that are not
+    grown are sized by them.
     """
 
     index: int
     seen_classes: int
     new_classes: int
+    tasks: int
+    classes: int
 
     @property
     def old_classes(self) -> int:
@@ -94,7 +103,7 @@ class ParameterGroup:
 
     parameters: tuple[nn.Parameter, ...]
     lr: float
-    weight_decay: float
+    weight_decay: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +111,31 @@ class TrainingPlan:
     """What the engine needs for one task: who learns how fast, and for how long."""
 
     groups: tuple[ParameterGroup, ...]
-    epochs: int
+    optimizer: Literal["sgd", "adam"]
     batch_size: int
-    momentum: float
+    schedule: tuple[float, ...]
+    """One factor an epoch, on the rates of all groups; as many epochs as factors."""
+    momentum: float = 0.0
+    """Of SGD."""
+    drop_last: bool = False
+    """Leave out the last, incomplete batch of an epoch (unless it is the only one)."""
+
+    @property
+    def epochs(self) -> int:
+        return len(self.schedule)
+
+
+class TrainingImages(Protocol):
+    """The images that a task was trained on, to look at once more when it ends.
+
+    An image is known by its number in the training split.
+    """
+
+    def of_class(self, position: int) -> Tensor:
+        """Numbers [N] of the images of one class: all of a new one, the kept ones of an old one."""
+
+    def apply(self, function: Callable[[Tensor], Tensor], numbers_N: Tensor) -> Tensor:
+        """`function` of those images [B,C,H,W] as they look at test time; no gradients, batches."""
 
 
 class Adaptable(Protocol):
@@ -116,7 +147,7 @@ class Adaptable(Protocol):
         """Logits [B,K] of the classes seen so far."""
 
     def head(self) -> nn.Linear:
-        """The linear layer behind `classify`."""
+        """The linear layer behind `classify`; it may hold rows of classes not seen yet."""
 
     def parameters(self, scope: Scope) -> Iterable[tuple[str, nn.Parameter]]: ...
 
@@ -124,25 +155,51 @@ class Adaptable(Protocol):
 class Learner(Protocol):
     """A class-incremental method. It owns no loop, step, device or path.
 
-    The catalogue finds it as a module of `learners` with
-    `create(backbone: nn.Module, training: Training) -> Learner`.
+    The catalogue finds it as a module of `learners` with a frozen dataclass `Settings` that
+    extends `Training`, and `create(backbone: nn.Module, settings: Settings) -> Learner`.
+
+    What a task needs and what follows from the state after the task before (a frozen teacher, say)
+    is made by `begin_task` and need not be in `modules()`: a run that resumes loads the state
+    after the last finished task, then begins the next one again with the same generator.
     """
 
     def begin_task(self, task: TaskInfo, generator: torch.Generator) -> None:
-        """Grow what must grow: head, prompts, branches."""
+        """Grow what must grow: head, prompts, branches; fresh values come from `generator`."""
 
     def plan(self, task: TaskInfo) -> TrainingPlan: ...
 
     def loss(self, images_BCHW: Tensor, labels_B: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The scalar to descend, and named numbers to log."""
+        """The scalar to descend, and named numbers to log (detached, never read on the host)."""
 
-    def end_task(self, task: TaskInfo) -> None:
+    def end_task(self, task: TaskInfo, images: TrainingImages, generator: torch.Generator) -> None:
         """Herding, statistics, alignment: whatever follows the last epoch."""
+
+    def rehearsal(self) -> Tensor:
+        """Numbers [N] of the training images to be trained on again with the next task."""
 
     def adaptable(self) -> Adaptable: ...
 
     def modules(self) -> nn.Module:
-        """All state that a checkpoint must hold."""
+        """All state that the checkpoint of a stage must hold."""
+
+
+@runtime_checkable
+class AsksFirst(Protocol):
+    """A learner that asks its frozen backbone about the plain image before it uses prompts.
+
+    The answer to an image never changes, so the engine keeps it wherever the image is the same.
+    """
+
+    def query(self, images_BCHW: Tensor) -> Tensor:
+        """Queries [B,D]; no gradients."""
+
+    def loss_given(
+        self, images_BCHW: Tensor, queries_BD: Tensor, labels_B: Tensor
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """`loss`, with the queries known."""
+
+    def features_given(self, images_BCHW: Tensor, queries_BD: Tensor) -> Tensor:
+        """The adaptable's `features`, with the queries known."""
 
 
 class TestTimeMethod(Protocol):

@@ -38,8 +38,24 @@ def test_it_takes_the_type_of_the_old_head() -> None:
     assert fresh(4, 3, old=fresh(4, 2).double()).weight.dtype == torch.float64
 
 
-@pytest.mark.parametrize(("features", "classes"), [(9, 5), (8, 2)])
-def test_it_cannot_shrink_or_change_features(features: int, classes: int) -> None:
+def test_the_first_head_takes_the_type_of_its_backbone() -> None:
+    backbone = nn.Linear(2, 4).double()
+    head = grow_linear(None, 4, 2, torch.Generator().manual_seed(0), like=backbone)
+    assert head.weight.dtype == head.bias.dtype == torch.float64
+    without = grow_linear(None, 4, 2, torch.Generator().manual_seed(0), like=nn.Flatten())
+    assert torch.equal(without.weight.double(), head.weight)
+
+
+def test_it_grows_in_features_too() -> None:
+    old = fresh(4, 3)
+    new = fresh(8, 5, seed=1, old=old)
+    assert torch.equal(new.weight[:3, :4], old.weight)
+    assert new.weight[:3, 4:].abs().min() > 0
+    assert new.weight[3:].abs().min() > 0
+
+
+@pytest.mark.parametrize(("features", "classes"), [(7, 5), (8, 2)])
+def test_it_cannot_shrink(features: int, classes: int) -> None:
     with pytest.raises(CompatibilityError, match="cannot grow"):
         fresh(features, classes, old=fresh(8, 3))
 
@@ -50,7 +66,9 @@ def test_a_backbone_must_say_its_width() -> None:
 
 
 def test_new_heads_are_distributed_as_released(golden: Path) -> None:
-    for row in json.loads((golden / "head_init_seed81.json").read_text())["rows"]:
+    files = sorted(golden.glob("head_init_seed*.json"))
+    assert files
+    for row in (row for file in files for row in json.loads(file.read_text())["rows"]):
         head = fresh(row["in_features"], row["out"])
         assert row["bound"] * 0.98 < head.weight.abs().max().item() <= row["bound"]
         assert head.weight.std().item() == pytest.approx(row["std"], rel=0.1)

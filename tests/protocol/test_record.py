@@ -49,7 +49,7 @@ def test_one_stage_has_null_forgetting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 2}, "schema is 2"),
+        ({"schema": 1}, "schema is 1"),
         ({"surprise": 1}, "surprise"),
         ({"seed": "3"}, "seed is '3'"),
         ({"batch_size": True}, "batch_size is True"),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arc_cl.errors import CompatibilityError, ConfigurationError
-from arc_cl.protocol.stream import Scenario, class_order
+from arc_cl.protocol.stream import Scenario, class_order, task_sizes
 
 
 def test_the_class_order_is_the_one_of_the_field() -> None:
@@ -44,8 +44,8 @@ def test_task_info_counts_old_and_new_classes() -> None:
     assert (info.index, info.seen_classes, info.new_classes, info.old_classes) == (2, 7, 2, 5)
 
 
-@pytest.mark.parametrize("tasks", [(), (2, 1), (4, 0), (5, -1)])
-def test_tasks_must_add_up_to_the_classes(tasks: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("tasks", [(), (3, 2), (4, 0), (5, -1)])
+def test_tasks_must_fit_the_classes(tasks: tuple[int, ...]) -> None:
     with pytest.raises(ConfigurationError, match="4 classes"):
         Scenario(order=(0, 1, 2, 3), tasks=tasks)
 
@@ -59,3 +59,30 @@ def test_labels_of_another_source_are_refused() -> None:
     scenario = Scenario(order=(0, 1), tasks=(1, 1))
     with pytest.raises(CompatibilityError, match="2 classes"):
         scenario.positions(np.array([0, 2]))
+
+
+def test_what_no_task_learns_is_neither_trained_nor_tested() -> None:
+    scenario = Scenario(order=(3, 0, 2, 1), tasks=(1, 2))
+    labels = np.array([0, 1, 2, 3, 1, 3])
+    assert scenario.training_indices(labels, 0).tolist() == [3, 5]
+    assert scenario.training_indices(labels, 1).tolist() == [0, 2]
+    assert scenario.test_indices(labels, 1).tolist() == [3, 5, 0, 2]
+
+
+def test_only_the_first_images_of_a_class_are_used() -> None:
+    scenario = Scenario(order=(1, 0), tasks=(2,), images_per_class=2)
+    assert scenario.training_indices(np.array([0, 1, 0, 0, 1, 1]), 0).tolist() == [0, 1, 2, 4]
+
+
+@given(st.integers(1, 60), st.integers(1, 30), st.integers(1, 30))
+def test_sizes_of_tasks(classes: int, first: int, each: int) -> None:
+    """The first as asked, all but the last equal, none empty, all classes used."""
+    if first > classes:
+        with pytest.raises(ConfigurationError, match="at most"):
+            task_sizes(classes, first, each)
+        return
+    sizes = task_sizes(classes, first, each)
+    assert sizes[0] == first
+    assert set(sizes[1:-1]) <= {each}
+    assert 0 < sizes[-1] <= max(first, each)
+    assert sum(sizes) == classes

@@ -8,21 +8,11 @@ from html.parser import HTMLParser
 
 import numpy as np
 
-from arc_cl.contracts import Example, Training
-from arc_cl.experiments.spec import Recipe, Row
+from arc_cl.contracts import Example
 from arc_cl.protocol.record import Detections, Evaluation
 from arc_cl.report.html import page
 
-RECIPE = Recipe(
-    title="A <b>& B",
-    tasks=(2, 2),
-    learner="finetune",
-    training=Training(lr=0.1, epochs=2, batch_size=16),
-    rows=(Row(title="plain", method="none"), Row(title='"<ARC>"', method="arc")),
-    batch_size=8,
-    shuffled=True,
-    notes=("chosen <elsewhere>",),
-)
+TITLE, NOTES = "A <b>& B", ("chosen <elsewhere>",)
 SEEN = Detections(
     images=200,
     retained=5,
@@ -37,7 +27,7 @@ PLAIN = Evaluation(
     title="plain",
     settings={},
     learner="finetune",
-    training={"lr": 0.1, "epochs": 2},
+    training={"lr": 0.1, "epochs": 2, "batch_size": 16},
     tasks=(2, 2),
     stream="shuffled",
     batch_size=8,
@@ -84,7 +74,7 @@ class Outline(HTMLParser):
 def outline(worse: bool = False) -> Outline:
     last = replace(ARC, correct=((90,), (30, 80))) if worse else ARC
     parsed = Outline()
-    parsed.feed(page(RECIPE, [PLAIN, last], [EXAMPLE], [EXAMPLE]))
+    parsed.feed(page(TITLE, NOTES, [PLAIN, last], [EXAMPLE], [EXAMPLE]))
     return parsed
 
 
@@ -93,7 +83,7 @@ def test_it_is_well_formed_and_needs_no_network() -> None:
     assert parsed.open == []
     assert parsed.links
     assert all(link.startswith("data:image/png;base64,") for link in parsed.links)
-    whole = page(RECIPE, [PLAIN, ARC], [EXAMPLE], [EXAMPLE])
+    whole = page(TITLE, NOTES, [PLAIN, ARC], [EXAMPLE], [EXAMPLE])
     assert not re.search(r"https?://|@import|url\(|<script", whole)
 
 
@@ -112,6 +102,6 @@ def test_it_says_what_happened_in_both_directions() -> None:
 
 
 def test_it_suits_dark_light_phone_and_paper() -> None:
-    whole = page(RECIPE, [PLAIN, ARC], [], [])
+    whole = page(TITLE, NOTES, [PLAIN, ARC], [], [])
     for needed in ("prefers-color-scheme: dark", "max-width: 40rem", "@media print", "viewport"):
         assert needed in whole

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from arc_cl.backbones.vit import vit
+from arc_cl.backbones.timm_models import load
 from arc_cl.core.plugin import ARC
 from arc_cl.core.settings import ARCSettings
 from arc_cl.engine.provenance import provenance
@@ -87,7 +87,7 @@ def cpu_replay() -> list[Figure]:
 
 def cpu_overhead() -> list[Figure]:
     """What ARC adds to a ViT-B/16's forward pass of a batch of 64, with batch-1 semantics."""
-    model = vit("vit_base_patch16_224")
+    model = load("vit_base_patch16_224", "random").module
     images = torch.rand(64, 3, 224, 224)
     with torch.inference_mode():
         features = model(images[:2])
@@ -116,7 +116,7 @@ def gpu_replay(device: torch.device) -> list[Figure]:
 
 def gpu_overhead(device: torch.device) -> list[Figure]:
     """What ARC adds to a ViT-B/16's bf16 forward pass, on a stream of its own beside it."""
-    model = vit("vit_base_patch16_224").to(device, torch.bfloat16)
+    model = load("vit_base_patch16_224", "random").module.to(device, torch.bfloat16)
     images = torch.rand(256, 3, 224, 224, device=device, dtype=torch.bfloat16)
     arc = ARC(nn.Linear(WIDTH, CLASSES, device=device), tasks=_TASKS,
               settings=ARCSettings.paper(beta=0.0))  # fmt: skip

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from torch import nn
 
-from arc_cl import catalogue
-from arc_cl.contracts import DataSource, Example, LabelledImages, Learner
+from arc_cl.contracts import Example, LabelledImages
 from arc_cl.engine.answers import Answers, Flags
-from arc_cl.engine.evaluate import evaluate
-from arc_cl.engine.features import store_features
+from arc_cl.engine.evaluate import Stream, evaluate
 from arc_cl.engine.progress import Progress
 from arc_cl.engine.provenance import provenance
-from arc_cl.engine.sequence import Run, train
-from arc_cl.experiments.spec import Recipe
+from arc_cl.engine.resolve import Resolved
+from arc_cl.engine.sequence import Run
+from arc_cl.engine.training import Order, train
+from arc_cl.experiments.spec import Comparison
 from arc_cl.protocol.record import Evaluation
 
 _EXAMPLES = 6
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Compared:
     """A record for each row of the recipe; of the last row's last stage also changed images."""
 
     evaluations: tuple[Evaluation, ...]
@@ -32,33 +30,21 @@ class Comparison:
 
 
 def compare(
-    run: Run,
-    recipe: Recipe,
-    source: DataSource,
-    backbone: Callable[[], nn.Module],
-    command: str,
-    progress: Progress,
-) -> Comparison:
+    order: Order, comparison: Comparison, resolved: Resolved, progress: Progress
+) -> Compared:
     """Train the recipe's learner into the run's folder, then evaluate all rows from its stages."""
-    source.prepare(None)
-    test = source.arrays("test")
-
-    def fresh() -> Learner:
-        learner: Learner = catalogue.load("learners", recipe.learner).create(
-            backbone(), recipe.training
-        )
-        return learner
-
-    train(run, fresh(), source.arrays("train"), progress)
-    store_features(run, fresh(), test, progress)
-    progress.phase("Test-time methods", run.stages * len(recipe.rows))
-    origin = provenance(run.runtime.device, command)
-    results = [evaluate(run, fresh(), recipe, row, origin, progress) for row in recipe.rows]
+    trained = train(order, resolved, progress)
+    run = trained.run
+    progress.phase("Test-time methods", run.stages * len(comparison.rows))
+    origin = provenance(run.runtime.device, order.command)
+    stream = Stream(comparison.shuffled, comparison.batch_size)
+    results = [evaluate(run, resolved, row, stream, origin, progress) for row in comparison.rows]
     last = results[-1].answers[-1]
-    return Comparison(
+    names = resolved.source.class_names
+    return Compared(
         tuple(result.evaluation for result in results),
-        _examples(run, last, last.repaired, test, source.class_names),
-        _examples(run, last, last.broken, test, source.class_names),
+        _examples(run, last, last.repaired, trained.test, names),
+        _examples(run, last, last.broken, trained.test, names),
     )
 
 

@@ -2,43 +2,40 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
-from arc_cl.backbones.tiny import MEAN, STD, glyph_vit
-from arc_cl.data.glyphs.classes import ClassSet
-from arc_cl.data.sources.glyphs import Glyphs
-from arc_cl.engine.compare import Comparison, compare
-from arc_cl.engine.images import Normalisation
+from arc_cl.engine.compare import Compared, compare
 from arc_cl.engine.progress import Progress
-from arc_cl.engine.runtime import Runtime
-from arc_cl.engine.sequence import Run
-from arc_cl.errors import RecordError
-from arc_cl.experiments.spec import Recipe
-from arc_cl.protocol.stream import Scenario, class_order
+from arc_cl.engine.resolve import resolve
+from arc_cl.engine.training import Order
+from arc_cl.experiments.spec import Comparison
+
+_PARTS = ("stages", "unfinished", "features", "evaluations")
+_FILES = ("recipe.toml", "provenance.json", "events.jsonl")
 
 
-def demo(
-    recipe: Recipe,
-    folder: Path,
-    *,
-    seed: int,
-    command: str,
-    progress: Progress,
-    classes: ClassSet = "benchmark",
-) -> Comparison:
-    """Train and compare on the benchmark's classes, or on those for choosing settings."""
-    _make(folder)
-    source = Glyphs(classes=classes)
-    scenario = Scenario(order=class_order(len(source.class_names)), tasks=recipe.tasks)
-    run = Run(folder, scenario, Runtime.open(seed), Normalisation(MEAN, STD))
-    return compare(run, recipe, source, glyph_vit, command, progress)
+def demo(comparison: Comparison, order: Order, *, tuning: bool, progress: Progress) -> Compared:
+    """Train and compare on the benchmark's classes, or on those for choosing settings.
+
+    An earlier demo in the folder is replaced; any other run there stays, and is refused later.
+    """
+    data = "glyphs_tuning" if tuning else "glyphs"
+    setup = replace(comparison.recipe.setup, data=data)
+    resolved = resolve(replace(comparison.recipe, setup=setup))
+    if _is_demo(order.folder):
+        for part in _PARTS:
+            shutil.rmtree(order.folder / part, ignore_errors=True)
+        for name in _FILES:
+            (order.folder / name).unlink(missing_ok=True)
+    return compare(order, comparison, resolved, progress)
 
 
-def _make(folder: Path) -> None:
-    """Whether there is a place for results shows before the first batch, not after the last."""
+def _is_demo(folder: Path) -> bool:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RecordError(
-            f"cannot write to the run folder {folder}: {error.strerror}; choose another with --out"
-        ) from error
+        origin = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["origin"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return str(origin.get("command", "")).startswith("arc-cl demo")

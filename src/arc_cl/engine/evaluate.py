@@ -23,9 +23,10 @@ from arc_cl.engine.answers import Answers, write_answers
 from arc_cl.engine.features import StageFeatures, load_features
 from arc_cl.engine.guard import lent
 from arc_cl.engine.progress import Progress
+from arc_cl.engine.resolve import Resolved
 from arc_cl.engine.sequence import Run, stages
 from arc_cl.errors import CompatibilityError
-from arc_cl.experiments.spec import Recipe, Row
+from arc_cl.experiments.spec import Row
 from arc_cl.protocol.record import Evaluation, Scalar
 
 
@@ -37,35 +38,44 @@ class Result:
     answers: tuple[Answers, ...]
 
 
+@dataclass(frozen=True)
+class Stream:
+    """How test data arrive: in random order or class by class, and how many at a time."""
+
+    shuffled: bool
+    batch_size: int
+
+
 def evaluate(
     run: Run,
-    learner: Learner,
-    recipe: Recipe,
+    resolved: Resolved,
     row: Row,
+    stream: Stream,
     provenance: Mapping[str, Scalar],
     progress: Progress,
 ) -> Result:
-    """All stages of a run under one row of the recipe; written to the run's `evaluations/`."""
+    """All stages of a run under one row of a table; written to the run's `evaluations/`."""
     module = catalogue.load("adapt", row.method)
     settings = row.settings if row.settings is not None else module.Settings()
     method: TestTimeMethod = module.create(settings)
+    learner = resolved.learner()
     answers, seconds = list[Answers](), 0.0
     for meta in stages(run, learner):
-        stream = _stream(run, recipe, meta.stage, meta.sha256)
-        stage_answers, stage_seconds = _answer(run, learner, method, stream, recipe.batch_size)
+        features = _arranged(run, stream, meta.stage, meta.sha256)
+        stage_answers, stage_seconds = _answer(run, learner, method, features, stream.batch_size)
         answers.append(stage_answers)
         seconds += stage_seconds
-        progress.advance(1, len(stream.labels_N))
+        progress.advance(1, len(features.labels_N))
     scenario = run.scenario
     evaluation = Evaluation(
         method=row.method,
         title=row.title,
         settings=asdict(settings),
-        learner=recipe.learner,
-        training=asdict(recipe.training),
+        learner=resolved.recipe.setup.learner,
+        training={**asdict(resolved.recipe.setup), **resolved.recipe.settings},
         tasks=scenario.tasks,
-        stream="shuffled" if recipe.shuffled else "sorted",
-        batch_size=recipe.batch_size,
+        stream="shuffled" if stream.shuffled else "sorted",
+        batch_size=stream.batch_size,
         seed=run.runtime.seed,
         correct=tuple(scenario.count_by_task(a.label[a.right], t) for t, a in enumerate(answers)),
         total=tuple(scenario.count_by_task(a.label, t) for t, a in enumerate(answers)),
@@ -77,12 +87,12 @@ def evaluate(
     return Result(evaluation, tuple(answers))
 
 
-def _stream(run: Run, recipe: Recipe, stage: int, checkpoint: str) -> StageFeatures:
-    stream = load_features(run.folder, stage, checkpoint)
-    if not recipe.shuffled:
-        return stream
+def _arranged(run: Run, stream: Stream, stage: int, checkpoint: str) -> StageFeatures:
+    features = load_features(run.folder, stage, checkpoint)
+    if not stream.shuffled:
+        return features
     generator = run.runtime.generator("stream", stage)
-    return stream.rearranged(torch.randperm(len(stream.labels_N), generator=generator))
+    return features.rearranged(torch.randperm(len(features.labels_N), generator=generator))
 
 
 def _answer(

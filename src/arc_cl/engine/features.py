@@ -7,6 +7,7 @@ the checkpoint that it was computed from.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,10 +18,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from arc_cl.contracts import Adaptable, LabelledImages, Learner
+from arc_cl.contracts import AsksFirst, LabelledImages, Learner
+from arc_cl.engine.checkpoints import StageMeta
 from arc_cl.engine.images import DeviceImages
-from arc_cl.engine.progress import Progress
-from arc_cl.engine.sequence import Run, stages
+from arc_cl.engine.queries import Queries
+from arc_cl.engine.sequence import Run
 from arc_cl.errors import RecordError
 
 _BATCH = 500
@@ -46,23 +48,63 @@ class StageFeatures:
         )
 
 
-def store_features(run: Run, learner: Learner, data: LabelledImages, progress: Progress) -> None:
-    """Read every checkpoint of a run and write the features of its test stream."""
-    progress.phase("Test features", run.stages)
-    images = DeviceImages(data.images_NHWC, run.normalisation, run.runtime.device)
-    for meta in stages(run, learner):
-        indices_N = run.scenario.test_indices(data.labels_N, meta.stage)
-        features_ND = _extract(learner.adaptable(), images, torch.from_numpy(indices_N), progress)
-        tensors = {
-            "features": features_ND,
-            "indices": torch.from_numpy(indices_N),
-            "labels": torch.from_numpy(run.scenario.positions(data.labels_N[indices_N])),
-        }
-        path = _path(run.folder, meta.stage)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial")
-        save_file(tensors, partial, metadata={"checkpoint": meta.sha256})
-        partial.replace(path)
+class TestSplit:
+    """The test images on the device, and what a learner asked about them before."""
+
+    def __init__(self, run: Run, data: LabelledImages) -> None:
+        self.run = run
+        self._images = DeviceImages(data.images_NHWC, run.appearance, run.runtime.device)
+        self._labels_N = data.labels_N
+        self._positions_N = run.scenario.positions(data.labels_N)
+        self._queries: Queries | None = None
+
+    def features(self, learner: Learner, stage: int) -> StageFeatures:
+        """Of the images of all classes seen after a stage, class by class."""
+        indices_N = self.run.scenario.test_indices(self._labels_N, stage)
+        numbers_N = torch.from_numpy(indices_N)
+        features_ND = self._extract(learner, numbers_N)
+        return StageFeatures(stage, features_ND, indices_N, self._positions_N[indices_N])
+
+    @torch.inference_mode()
+    def _extract(self, learner: Learner, numbers_N: Tensor) -> Tensor:
+        if isinstance(learner, AsksFirst):
+            self._prepare(learner, numbers_N)
+        batches = []
+        for numbers_B in torch.split(numbers_N.to(self.run.runtime.device), _BATCH):
+            with self.run.runtime.fabric.autocast():
+                batches.append(self._of_batch(learner, numbers_B).cpu())
+        return single_at_least(torch.cat(batches))
+
+    def _prepare(self, learner: AsksFirst, numbers_N: Tensor) -> None:
+        """Queries do not change from stage to stage, nor from one copy of a learner to another."""
+        if self._queries is None:
+            self._queries = Queries(self.run.runtime, learner, self._images)
+        self._queries.prepare(numbers_N)
+
+    def _of_batch(self, learner: Learner, numbers_B: Tensor) -> Tensor:
+        images_BCHW = self._images.at_test(numbers_B)
+        if isinstance(learner, AsksFirst) and self._queries is not None:
+            return learner.features_given(images_BCHW, self._queries.of(numbers_B))
+        return learner.adaptable().features(images_BCHW)
+
+
+def store_features(run: Run, learner: Learner, split: TestSplit, meta: StageMeta) -> StageFeatures:
+    """Write the features of the stage that the learner is in, unless they are there already."""
+    path = _path(run.folder, meta.stage)
+    if path.is_file():
+        with suppress(RecordError):
+            return load_features(run.folder, meta.stage, meta.sha256)
+    found = split.features(learner, meta.stage)
+    tensors = {
+        "features": found.features_ND,
+        "indices": torch.from_numpy(found.indices_N),
+        "labels": torch.from_numpy(found.labels_N),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    save_file(tensors, partial, metadata={"checkpoint": meta.sha256})
+    partial.replace(path)
+    return found
 
 
 def load_features(run: Path, stage: int, checkpoint: str) -> StageFeatures:
@@ -80,15 +122,9 @@ def load_features(run: Path, stage: int, checkpoint: str) -> StageFeatures:
     return StageFeatures(stage, features_ND, indices_N.numpy(), labels_N.numpy())
 
 
-@torch.inference_mode()
-def _extract(
-    adaptable: Adaptable, images: DeviceImages, indices_N: Tensor, progress: Progress
-) -> Tensor:
-    batches = []
-    for indices_B in torch.split(indices_N, _BATCH):
-        batches.append(adaptable.features(images.batch(indices_B)).cpu())
-        progress.advance(len(indices_B) / len(indices_N), len(indices_B))
-    return torch.cat(batches)
+def single_at_least(values: Tensor) -> Tensor:
+    """Half precision is for networks; statistics and heads count in float32 or better."""
+    return values if values.dtype == torch.float64 else values.float()
 
 
 def _path(run: Path, stage: int) -> Path:

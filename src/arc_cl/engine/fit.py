@@ -1,18 +1,99 @@
-"""The one training loop, for every learner, on Lightning Fabric."""
+"""The one training loop, for every learner, on Lightning Fabric.
+
+The host never waits for the device within an epoch: what a loss names is summed on the device and
+read when the epoch is over.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Adam, Optimizer
 
-from arc_cl.contracts import Learner, TaskInfo, TrainingPlan
+from arc_cl.contracts import AsksFirst, Learner, TaskInfo, TrainingPlan
 from arc_cl.engine.images import DeviceImages
 from arc_cl.engine.progress import Progress
+from arc_cl.engine.queries import Queries
 from arc_cl.engine.runtime import Runtime
 from arc_cl.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """What one task is trained on: the numbers of its images in the training split, and labels."""
+
+    images: DeviceImages
+    numbers_N: Tensor
+    labels_N: Tensor
+    queries: Queries | None = None
+    """Where the learner asks first and its images do not vary."""
+
+    def __len__(self) -> int:
+        return len(self.numbers_N)
+
+
+@dataclass
+class Progressed:
+    """How far a task is: epochs done, steps of the next one, and the sums of what it logged."""
+
+    epoch: int = 0
+    step: int = 0
+    sums: dict[str, Tensor] | None = None
+
+
+class Keeper(Protocol):
+    """Keeps a task's state from time to time, and knows where it was left."""
+
+    def left_at(self, module: nn.Module, optimizer: Optimizer) -> Progressed:
+        """Loads the state that was kept of this task, if any."""
+
+    def step_done(self, module: nn.Module, optimizer: Optimizer, at: Progressed) -> None: ...
+
+    def epoch_done(self, epoch: int, means: Mapping[str, float], images: int) -> None: ...
+
+
+def fit(
+    runtime: Runtime,
+    learner: Learner,
+    task: TaskInfo,
+    data: TaskData,
+    keeper: Keeper,
+    progress: Progress,
+) -> None:
+    """Train one task: all epochs of the learner's plan, images in a fresh order each epoch."""
+    plan = learner.plan(task)
+    steps = _steps(plan, task, data)
+    loss_of, optimizer = runtime.fabric.setup(_wrapped(learner, data, runtime), _optimizer(plan))
+    at = keeper.left_at(learner.modules(), optimizer.optimizer)
+    progress.advance((at.epoch + at.step / steps) / plan.epochs, 0)
+    loss_of.train()
+    for epoch in range(at.epoch, plan.epochs):
+        _set_rates(optimizer.optimizer, plan, epoch)
+        order_N = torch.randperm(len(data), generator=runtime.generator("order", task.index, epoch))
+        order_N = order_N.to(runtime.device)
+        sums = at.sums or {}
+        for step in range(at.step, steps):
+            rows_B = order_N[step * plan.batch_size : (step + 1) * plan.batch_size]
+            augment = runtime.generator("augment", task.index, epoch, step)
+            loss, numbers = loss_of(*_inputs(data, rows_B, augment))
+            optimizer.zero_grad()
+            runtime.fabric.backward(loss)
+            optimizer.step()
+            sums = _added(sums, numbers, len(rows_B))
+            progress.advance(1 / (plan.epochs * steps), len(rows_B))
+            keeper.step_done(
+                learner.modules(), optimizer.optimizer, Progressed(epoch, step + 1, sums)
+            )
+        images = min(steps * plan.batch_size, len(data))
+        means = {name: float(value) / images for name, value in sums.items()}
+        _check(means, task, epoch, plan)
+        keeper.epoch_done(epoch, means, images)
+        at = Progressed(epoch + 1)
+    learner.modules().eval()
 
 
 class _Loss(nn.Module):
@@ -27,45 +108,74 @@ class _Loss(nn.Module):
         return self._loss(images_BCHW, labels_B)
 
 
-def fit(
-    runtime: Runtime,
-    learner: Learner,
-    task: TaskInfo,
-    images: DeviceImages,
-    labels_N: Tensor,
-    progress: Progress,
-) -> None:
-    """Train one task: all epochs of the learner's plan, images in a fresh order each epoch."""
-    plan = learner.plan(task)
-    loss_of, optimizer = runtime.fabric.setup(_Loss(learner), _optimizer(plan))
-    loss_of.train()
-    for epoch in range(plan.epochs):
-        generator = runtime.generator("order", task.index, epoch)
-        order_N = torch.randperm(len(images), generator=generator)
-        loss = torch.zeros(())
-        for indices_B in torch.split(order_N, plan.batch_size):
-            labels_B = labels_N[indices_B.to(labels_N.device)]
-            loss, _ = loss_of(images.batch(indices_B), labels_B)
-            optimizer.zero_grad()
-            runtime.fabric.backward(loss)
-            optimizer.step()
-            progress.advance(len(indices_B) / (plan.epochs * len(images)), len(indices_B))
-        _check(loss, task, epoch, plan)
-    learner.modules().eval()
+class _LossGiven(nn.Module):
+    """The same, with the queries known."""
+
+    def __init__(self, learner: AsksFirst, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self._loss = learner.loss_given
+
+    def forward(
+        self, images_BCHW: Tensor, labels_B: Tensor, queries_BD: Tensor
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return self._loss(images_BCHW, queries_BD, labels_B)
 
 
-def _optimizer(plan: TrainingPlan) -> SGD:
+def _wrapped(learner: Learner, data: TaskData, runtime: Runtime) -> nn.Module:
+    asks = isinstance(learner, AsksFirst) and data.queries is not None
+    module = _LossGiven(learner, learner.modules()) if asks else _Loss(learner)  # type: ignore[arg-type]
+    if runtime.compile:
+        # On a GPU the launches of a small batch take longer than its arithmetic: replay graphs.
+        module.compile(mode="reduce-overhead" if runtime.device.type == "cuda" else None)
+    return module
+
+
+def _inputs(data: TaskData, rows_B: Tensor, augment: torch.Generator) -> tuple[Tensor, ...]:
+    numbers_B = data.numbers_N[rows_B]
+    images_BCHW = data.images.in_training(numbers_B, augment)
+    known = () if data.queries is None else (data.queries.of(numbers_B),)
+    return images_BCHW, data.labels_N[rows_B], *known
+
+
+def _optimizer(plan: TrainingPlan) -> Optimizer:
     groups = [
         {"params": group.parameters, "lr": group.lr, "weight_decay": group.weight_decay}
         for group in plan.groups
     ]
-    return SGD(groups, momentum=plan.momentum)
+    fused = all(p.is_cuda for group in plan.groups for p in group.parameters)
+    if plan.optimizer == "sgd":
+        return SGD(groups, momentum=plan.momentum, fused=fused)
+    return Adam(groups, fused=fused)
 
 
-def _check(loss: Tensor, task: TaskInfo, epoch: int, plan: TrainingPlan) -> None:
-    if not torch.isfinite(loss):
-        rates = ", ".join(str(group.lr) for group in plan.groups)
+def _set_rates(optimizer: Optimizer, plan: TrainingPlan, epoch: int) -> None:
+    for group, planned in zip(optimizer.param_groups, plan.groups, strict=True):
+        group["lr"] = planned.lr * plan.schedule[epoch]
+
+
+def _steps(plan: TrainingPlan, task: TaskInfo, data: TaskData) -> int:
+    """Steps an epoch."""
+    if not len(data):
         raise ConfigurationError(
-            f"the training loss became {loss.item()} in task {task.index + 1}, epoch {epoch + 1}; "
+            f"task {task.index + 1} has no training image; use a data set with images of its "
+            f"classes {task.old_classes} … {task.seen_classes - 1}"
+        )
+    whole, rest = divmod(len(data), plan.batch_size)
+    return whole if plan.drop_last and whole else whole + bool(rest)
+
+
+def _added(
+    sums: dict[str, Tensor], numbers: Mapping[str, Tensor], images: int
+) -> dict[str, Tensor]:
+    return {name: value.detach() * images + sums.get(name, 0.0) for name, value in numbers.items()}
+
+
+def _check(means: Mapping[str, float], task: TaskInfo, epoch: int, plan: TrainingPlan) -> None:
+    if not all(torch.isfinite(torch.tensor(value)) for value in means.values()):
+        rates = ", ".join(str(group.lr) for group in plan.groups)
+        named = ", ".join(f"{name} {value}" for name, value in means.items())
+        raise ConfigurationError(
+            f"training went out of bounds ({named}) in task {task.index + 1}, epoch {epoch + 1}; "
             f"lower the learning rate (now {rates})"
         )

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from arc_cl.contracts import Training
 from arc_cl.core.settings import ARCSettings
-from arc_cl.experiments.hyperparameters import FINETUNE_CIFAR100 as RELEASED
-from arc_cl.experiments.spec import Recipe, Row
+from arc_cl.experiments.hyperparameters import RELEASED_ARC
+from arc_cl.experiments.recipes import recipe
+from arc_cl.experiments.spec import Comparison, Row
 
+RELEASED = RELEASED_ARC["finetune", "cifar100"]
 _PAPER = ARCSettings.paper(
     beta=RELEASED.beta,
     gamma=RELEASED.gamma,
@@ -26,18 +27,16 @@ _PAPER = ARCSettings.paper(
     lr=1e-3,
 )
 
-DEMO = Recipe(
+DEMO = Comparison(
     title="Split Glyphs, 10 tasks of 10 classes",
-    tasks=(10,) * 10,
-    learner="finetune",
-    training=Training(lr=3e-3, epochs=6, batch_size=32),
+    recipe=recipe("finetune", "glyphs"),
     rows=(
         Row(title="plain", method="none"),
         Row(title="+ Retention", method="arc", settings=replace(_PAPER, correction=False)),
         Row(title="+ Correction", method="arc", settings=replace(_PAPER, retention=False)),
         Row(title="+ ARC", method="arc", settings=_PAPER),
     ),
-    batch_size=RELEASED.batch_size,
+    batch_size=RELEASED.batch_size or 1,
     shuffled=True,
     notes=(
         "ARC as the paper states it. β, γ, T and the batch size are those released for Finetune on "

@@ -1,53 +1,66 @@
-"""Finetune: train the whole network on each task in turn, and nothing against forgetting.
+"""Finetune: train the whole network on each task in turn.
 
-First task: cross-entropy over its classes. Later tasks: cross-entropy over the logits of the
-*new* classes alone, so old rows of the head receive no gradient (weight decay still shrinks
-them). No exemplars, in spite of the paper's text: neither code base keeps any for Finetune.
+Without exemplars, as released (the paper's text grants it a memory, neither code base does):
+cross-entropy among the classes of the task alone, so old rows of the head receive no gradient;
+weight decay still shrinks them. With a `memory` the kept images of old classes are trained on
+again and the cross-entropy is over all classes seen: the whole loss where that is given is
+
+    L = CE(z, y) over classes ≥ K_old (memory = 0), over all K classes (memory > 0).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
-from arc_cl.backbones.heads import feature_count, grow_linear
-from arc_cl.contracts import ParameterGroup, TaskInfo, Training, TrainingPlan
-from arc_cl.learners._classifier import Classifier
+from arc_cl.contracts import TaskInfo, TrainingImages, TrainingPlan
+from arc_cl.learners._classifier import Classifier, grow_head
+from arc_cl.learners._exemplars import Exemplars
+from arc_cl.learners._losses import local_cross_entropy
+from arc_cl.learners._schedules import SGDTraining, sgd_plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(SGDTraining):
+    """Settings of Finetune."""
+
+    sticky_quota: bool = False
+    """A class with too few images lowers the quota of those after it, as released."""
 
 
 class Finetune:
     """The learner; see the module."""
 
-    def __init__(self, backbone: nn.Module, training: Training) -> None:
-        self.training = training
-        self._network = nn.ModuleDict({"backbone": backbone})
-        self._features = feature_count(backbone)
-        self._old_classes = 0
+    def __init__(self, backbone: nn.Module, settings: Settings) -> None:
+        self.settings = settings
+        self._exemplars = Exemplars(
+            settings.memory, settings.memory_rule, sticky_quota=settings.sticky_quota
+        )
+        self._network = nn.ModuleDict({"backbone": backbone, "exemplars": self._exemplars})
+        self._first_class = 0
 
     def begin_task(self, task: TaskInfo, generator: torch.Generator) -> None:
-        head = self.adaptable().head() if "head" in self._network else None
-        self._network["head"] = grow_linear(head, self._features, task.seen_classes, generator)
-        self._old_classes = task.old_classes
+        self._exemplars.check(task)
+        grow_head(self._network, task.seen_classes, generator)
+        self._first_class = 0 if self.settings.memory else task.old_classes
 
     def plan(self, task: TaskInfo) -> TrainingPlan:
-        how = self.training
-        decay = how.weight_decay_later if task.index else how.weight_decay_first
-        group = ParameterGroup(
-            parameters=tuple(self._network.parameters()), lr=how.lr, weight_decay=decay
-        )
-        return TrainingPlan(
-            groups=(group,), epochs=how.epochs, batch_size=how.batch_size, momentum=how.momentum
-        )
+        return sgd_plan(self.settings, task, self._network.parameters())
 
     def loss(self, images_BCHW: Tensor, labels_B: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         classifier = self.adaptable()
         logits_BK = classifier.classify(classifier.features(images_BCHW))
-        loss = cross_entropy(logits_BK[:, self._old_classes :], labels_B - self._old_classes)
+        loss = local_cross_entropy(logits_BK, labels_B, self._first_class)
         return loss, {"loss": loss.detach()}
 
-    def end_task(self, task: TaskInfo) -> None:
-        """Nothing follows: Finetune remembers nothing."""
+    def end_task(self, task: TaskInfo, images: TrainingImages, generator: torch.Generator) -> None:
+        self._network.eval()
+        self._exemplars.update(task, images, self.adaptable().features)
+
+    def rehearsal(self) -> Tensor:
+        return self._exemplars.numbers()
 
     def adaptable(self) -> Classifier:
         return Classifier(self._network)
@@ -56,5 +69,5 @@ class Finetune:
         return self._network
 
 
-def create(backbone: nn.Module, training: Training) -> Finetune:
-    return Finetune(backbone, training)
+def create(backbone: nn.Module, settings: Settings) -> Finetune:
+    return Finetune(backbone, settings)

@@ -1,6 +1,6 @@
 """An evaluation on disk: counts first, everything else follows from them. NumPy and stdlib only.
 
-JSON, schema 1. One object with exactly these keys:
+JSON, schema 2. One object with exactly these keys:
 
     schema      1
     method      name in the catalogue        title     what a table calls it
@@ -30,9 +30,10 @@ from typing import Any, Literal, TypeAlias
 from arc_cl.errors import RecordError
 from arc_cl.protocol.metrics import Metrics, metrics
 
-SCHEMA = 1
+SCHEMA = 2
 Stream = Literal["sorted", "shuffled"]
 Scalar: TypeAlias = str | int | float | bool | None
+Value: TypeAlias = Scalar | tuple[int, ...]
 CountRows: TypeAlias = tuple[tuple[int, ...], ...]
 
 
@@ -62,7 +63,7 @@ class Evaluation:
     title: str
     settings: Mapping[str, Scalar]
     learner: str
-    training: Mapping[str, Scalar]
+    training: Mapping[str, Value]
     tasks: tuple[int, ...]
     stream: Stream
     batch_size: int
@@ -112,7 +113,7 @@ def _evaluation(whole: Any) -> Evaluation:
         title=_of(whole, "title", str),
         settings=_scalars(whole, "settings"),
         learner=_of(whole, "learner", str),
-        training=_scalars(whole, "training"),
+        training=_values(whole, "training"),
         tasks=_counts(whole["tasks"], "tasks"),
         stream=whole["stream"],
         batch_size=_of(whole, "batch_size", int),
@@ -182,6 +183,13 @@ def _counts(value: Any, where: str) -> tuple[int, ...]:
 
 def _rows(whole: dict[str, Any], key: str) -> CountRows:
     return tuple(_counts(row, key) for row in _of(whole, key, list))
+
+
+def _values(whole: dict[str, Any], key: str) -> dict[str, Value]:
+    """Plain values, or lists of whole numbers."""
+    lists = {k: _counts(v, f"{key}.{k}") for k, v in whole[key].items() if isinstance(v, list)}
+    plain = {k: v for k, v in whole[key].items() if k not in lists}
+    return {**_scalars({key: plain}, key), **lists}
 
 
 def _scalars(whole: dict[str, Any], key: str) -> dict[str, Scalar]:

@@ -33,10 +33,15 @@ def class_order(classes: int, seed: int | None = CLASS_ORDER_SEED) -> tuple[int,
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A class order and the sizes of the tasks, first task first."""
+    """A class order and the sizes of the tasks, first task first.
+
+    The tasks may end before the class order does: what is left is neither learnt nor tested.
+    """
 
     order: tuple[int, ...]
     tasks: tuple[int, ...]
+    images_per_class: int = 0
+    """Training images used of each class, the first ones as stored; 0 uses all."""
 
     def __post_init__(self) -> None:
         if sorted(self.order) != list(range(len(self.order))):
@@ -44,19 +49,26 @@ class Scenario:
                 f"the class order {self.order[:8]}… is not a permutation of 0 … "
                 f"{len(self.order) - 1}; list every class exactly once"
             )
-        if min(self.tasks, default=0) < 1 or sum(self.tasks) != len(self.order):
+        if min(self.tasks, default=0) < 1 or sum(self.tasks) > len(self.order):
             raise ConfigurationError(
-                f"task sizes {list(self.tasks)} must be positive and add up to the "
+                f"task sizes {list(self.tasks)} must be positive and add up to at most the "
                 f"{len(self.order)} classes of the class order; they add up to {sum(self.tasks)}"
             )
 
     @cached_property
     def _task_of_position(self) -> NDArray[np.int64]:
-        return TaskPartition.of_sizes(self.tasks).array
+        """Of every class of the order; those of no task have the number after the last."""
+        left = len(self.order) - sum(self.tasks)
+        learnt = TaskPartition.of_sizes(self.tasks).array
+        return np.concatenate([learnt, np.full(left, len(self.tasks), dtype=np.int64)])
 
     def info(self, task: int) -> TaskInfo:
         return TaskInfo(
-            index=task, seen_classes=sum(self.tasks[: task + 1]), new_classes=self.tasks[task]
+            index=task,
+            seen_classes=sum(self.tasks[: task + 1]),
+            new_classes=self.tasks[task],
+            tasks=len(self.tasks),
+            classes=sum(self.tasks),
         )
 
     def partition(self, stage: int) -> TaskPartition:
@@ -74,7 +86,11 @@ class Scenario:
 
     def training_indices(self, labels_N: NDArray[np.int64], task: int) -> NDArray[np.int64]:
         """The images that belong to one task, in stored order."""
-        return np.flatnonzero(self._task_of_position[self.positions(labels_N)] == task)
+        positions_N = self.positions(labels_N)
+        chosen_N = self._task_of_position[positions_N] == task
+        if self.images_per_class:
+            chosen_N &= _rank_within(positions_N) < self.images_per_class
+        return np.flatnonzero(chosen_N)
 
     def test_indices(self, labels_N: NDArray[np.int64], stage: int) -> NDArray[np.int64]:
         """The test images of all classes seen after `stage`, class by class in class order."""
@@ -89,3 +105,24 @@ class Scenario:
         chosen_N = positions_N if where is None else positions_N[where]
         counts = np.bincount(self._task_of_position[chosen_N], minlength=stage + 1)
         return tuple(int(n) for n in counts)
+
+
+def task_sizes(classes: int, first: int, each: int) -> tuple[int, ...]:
+    """Sizes of the tasks: the first, then equal ones; what remains makes the last."""
+    if not 1 <= first <= classes or each < 1:
+        raise ConfigurationError(
+            f"the first task has {first} and each later one {each} classes, of {classes} in all; "
+            f"choose at least 1 for both and at most {classes} for the first"
+        )
+    whole, rest = divmod(classes - first, each)
+    return (first, *[each] * whole, *([rest] if rest else []))
+
+
+def _rank_within(positions_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The place of each image among those of its class, in stored order."""
+    by_class_N = np.argsort(positions_N, kind="stable")
+    sorted_N = positions_N[by_class_N]
+    firsts_N = np.searchsorted(sorted_N, sorted_N, side="left")
+    ranks_N = np.empty_like(positions_N)
+    ranks_N[by_class_N] = np.arange(len(positions_N)) - firsts_N
+    return ranks_N

@@ -11,7 +11,6 @@ from io import BytesIO
 from PIL import Image
 
 from arc_cl.contracts import Example
-from arc_cl.experiments.spec import Recipe
 from arc_cl.protocol.metrics import accuracy_matrix
 from arc_cl.protocol.record import Evaluation
 from arc_cl.report.tables import Table, comparison, facts, interventions, settings
@@ -20,7 +19,8 @@ _STRONGEST = 0.6  # of the heat's colour, so that the number on it stays legible
 
 
 def page(
-    recipe: Recipe,
+    title: str,
+    notes: Sequence[str],
     evaluations: Sequence[Evaluation],
     repaired: Sequence[Example],
     broken: Sequence[Example],
@@ -28,8 +28,8 @@ def page(
     """The whole page; the examples are of the last method."""
     style = files("arc_cl.report").joinpath("page.css").read_text(encoding="utf-8")
     sections = (
-        f"<h1>{escape(recipe.title)}</h1>",
-        _introduction(recipe, evaluations[-1]),
+        f"<h1>{escape(title)}</h1>",
+        _introduction(evaluations[-1]),
         "<h2>Result</h2>",
         _table(comparison(evaluations)),
         _outcome(evaluations),
@@ -40,7 +40,7 @@ def page(
         f'<div class="grid">{"".join(_heat_map(each) for each in evaluations)}</div>',
         _strips(evaluations[-1], repaired, broken),
         "<h2>Settings</h2>",
-        *(f"<p>{escape(note)}</p>" for note in recipe.notes),
+        *(f"<p>{escape(note)}</p>" for note in notes),
         _table(settings(evaluations)),
         "<h2>Origin</h2>",
         _table(facts(evaluations[-1]), "origin"),
@@ -48,21 +48,21 @@ def page(
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(recipe.title)} · arc-cl</title>\n<style>\n{style}</style>\n</head>\n"
+        f"<title>{escape(title)} · arc-cl</title>\n<style>\n{style}</style>\n</head>\n"
         "<body>\n<main>\n" + "\n".join(sections) + "\n</main>\n</body>\n</html>\n"
     )
 
 
-def _introduction(recipe: Recipe, last: Evaluation) -> str:
-    how, images = recipe.training, last.detections[-1].images
-    stream = "in random order" if recipe.shuffled else "class by class"
+def _introduction(last: Evaluation) -> str:
+    how, images = last.training, last.detections[-1].images
+    stream = "in random order" if last.stream == "shuffled" else "class by class"
     return (
-        f"<p>The learner <b>{escape(recipe.learner)}</b> met {len(recipe.tasks)} tasks one after "
-        f"another ({sum(recipe.tasks)} classes, {how.epochs} epochs a task, batches of "
-        f"{how.batch_size}, learning rate {how.lr:g}) and left a checkpoint after each. Every row "
-        f"below reads the same checkpoints; only what happens at test time differs. The test "
-        f"stream came {stream}, in batches of {recipe.batch_size}: all test images of the classes "
-        f"seen so far, {images:,} after the last task.</p>"
+        f"<p>The learner <b>{escape(last.learner)}</b> met {len(last.tasks)} tasks one after "
+        f"another ({sum(last.tasks)} classes, {how['epochs']} epochs a task, batches of "
+        f"{how['batch_size']}, learning rate {how['lr']:g}) and left a checkpoint after each. "
+        f"Every row below reads the same checkpoints; only what happens at test time differs. The "
+        f"test stream came {stream}, in batches of {last.batch_size}: all test images of the "
+        f"classes seen so far, {images:,} after the last task.</p>"
     )
 
 

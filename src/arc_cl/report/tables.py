@@ -56,6 +56,31 @@ def comparison(evaluations: Sequence[Evaluation]) -> Table:
     )
 
 
+def stages(evaluation: Evaluation) -> Table:
+    """How a run went: after each stage, over all test images so far, and on its newest task."""
+    found = evaluation.metrics
+    rows = [
+        (
+            str(stage + 1),
+            f"{sum(evaluation.tasks[: stage + 1])}",
+            percent(sum(right) / sum(images)),
+            percent(right[-1] / images[-1]),
+            percent(right[0] / images[0]),
+        )
+        for stage, (right, images) in enumerate(
+            zip(evaluation.correct, evaluation.total, strict=True)
+        )
+    ]
+    coupling = evaluation.training.get("coupling", "none")
+    coupled = "" if coupling == "none" else f" · coupled: {coupling}"
+    return Table(
+        title=f"{evaluation.learner}{coupled} · A_B {percent(found.average_accuracy)} % · "
+        f"F {percent(found.forgetting)} %",
+        columns=("stage", "classes", "all seen %", "newest task %", "first task %"),
+        rows=tuple(rows),
+    )
+
+
 def interventions(evaluations: Sequence[Evaluation]) -> Table:
     """What each method did in the last stage, and how often it was right to."""
     rows = []

@@ -64,6 +64,10 @@ class Glyphs:
         )
 
 
+def create() -> Glyphs:
+    return Glyphs()
+
+
 def render(
     characters: str, split: Split, count: int, *, first: int = 0, variety: float = 1.0
 ) -> NDArray[np.uint8]:
