@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints.txt
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench,dev]'
 	@touch $@
 
-demo: $(READY)  ## train, repair, compare: the main job in three minutes, on a CPU, without a download
+demo: $(READY)  ## train, repair, compare: the main job in about a minute, on a CPU, without a download
 	$(BIN)/arc-cl demo
 
 test: $(READY)  ## run the test suite

@@ -45,7 +45,7 @@ def test_what_cannot_be_parsed_is_refused(
     assert "Traceback" not in "".join(capsys.readouterr())
 
 
-@pytest.mark.parametrize("missing", ["cyclopts", "rich", "lightning_fabric"])
+@pytest.mark.parametrize("missing", ["cyclopts", "rich", "tensorboardX", "lightning_fabric"])
 def test_a_missing_extra_is_one_line(missing: str) -> None:
     script = (
         "import sys; sys.modules[sys.argv[1]] = None; from arc_cl import cli; cli.main(['demo'])"

@@ -30,6 +30,7 @@ _EXTRA = {
     "matplotlib",
     "rich",
     "safetensors",
+    "tensorboardX",
     "timm",
     "torchvision",
 }
@@ -177,13 +178,13 @@ def train(
     """
     from arc_cl.engine.resolve import changed, complete, resolve
     from arc_cl.experiments import toml
-    from arc_cl.experiments.choice import choose
+    from arc_cl.experiments.choice import choose, with_origins
     from arc_cl.experiments.fast import fast as miniature
 
     choice = choose(learner, data, recipe, pilot, variant)
     pairs = (*set, *([f"coupling={coupling}"] if coupling else []))
     chosen = complete(changed(choice.recipe, pairs))
-    chosen = complete(miniature(chosen)) if fast else chosen
+    chosen = with_origins(complete(miniature(chosen)) if fast else chosen)
     for line in choice.ignored:
         print(f"ignored: {line}", file=sys.stderr)
     if show:
@@ -216,24 +217,67 @@ def _train(order: Order, resolved: Resolved) -> None:
     print(f"The run: {order.folder.resolve()}")
 
 
-def bench(*, out: Path | None = None) -> None:
-    """Measure the speed of replay: beside its floor, plain autograd and a backbone's forward pass.
+def bench(
+    what: Literal["replay", "training"] = "replay",
+    *,
+    out: Path | None = None,
+    backbone: str = "vit_base_patch16_224",
+    learners: tuple[str, ...] = (),
+    devices: str = "auto",
+    precision: Literal["fp32", "bf16"] = "fp32",
+    compile: bool = False,
+    steps: int = 20,
+    released: Path | None = None,
+) -> None:
+    """Measure speed: of replay, or of the training of each learner, beside what bounds it.
 
-    Takes about two minutes on a CPU. Exits with 1 where a target is missed.
+    Replay takes about two minutes on a CPU: beside its floor, plain autograd and a backbone's
+    forward pass. Training stands beside plain forward and backward passes of the same backbone.
+    Exits with 1 where a target is missed.
 
     Example: `arc-cl bench --out bench.json`
 
+    Example: `arc-cl bench training --backbone vit_tiny_patch16_224 --steps 2`
+
     Parameters
     ----------
+    what
+        What to measure.
     out
         File for the figures with their origin (JSON).
+    backbone
+        Of training: a timm name; its weights are random.
+    learners
+        Of training: which ones; all that have a recipe if not given.
+    devices
+        Of training: auto, cpu, or cuda:N.
+    precision
+        Of training.
+    compile
+        Of training: compile both sides.
+    steps
+        Of training: steps measured at a time.
+    released
+        Of training: what `benchmarks/released.py` wrote just before on this machine.
     """
-    from arc_cl.engine.bench import measure
+    words = shlex.join(["arc-cl", *(sys.argv[1:] or ["bench", what])])
+    if what == "replay":
+        from arc_cl.engine.bench import measure
 
-    words = ["arc-cl", "bench", *(["--out", str(out)] if out else [])]
-    figures, record = measure(shlex.join(words))
-    for figure in figures:
-        print(figure)
+        figures, record = measure(words, print)
+    else:
+        from arc_cl.engine.bench_training import Bench, measure_training, speeds_of
+        from arc_cl.engine.runtime import Runtime
+        from arc_cl.experiments.recipes import LEARNERS, recipe
+
+        machine = Runtime.open(0, devices, precision, compile=compile)
+        named = {
+            name: recipe(name.replace("-", "_"), "cifar100").settings
+            for name in learners or LEARNERS
+        }
+        figures, record = measure_training(
+            words, Bench(backbone, machine, steps), named, speeds_of(released), print
+        )
     if out is not None:
         out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     if any(figure.holds is False for figure in figures):

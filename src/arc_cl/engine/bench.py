@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -56,14 +56,25 @@ class Figure:
         return f"{line}  ({self.compared} {self.target:,g}: {verdict})"
 
 
-def measure(command: str) -> tuple[list[Figure], dict[str, Any]]:
+Record: TypeAlias = dict[str, Any]
+Show: TypeAlias = Callable[[Figure], None]
+
+
+def measure(command: str, show: Show) -> tuple[list[Figure], Record]:
     """All figures of this machine (of its GPU too where it has one), and a record of them."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     figures = [*cpu_replay(), *cpu_overhead()]
     if device.type == "cuda":
         figures += [*gpu_replay(device), *gpu_overhead(device)]
+    for figure in figures:
+        show(figure)
+    return figures, recorded(figures, device, command)
+
+
+def recorded(figures: list[Figure], device: torch.device, command: str) -> Record:
+    """Figures with their origin, fit for JSON."""
     rows = [{**asdict(figure), "holds": figure.holds} for figure in figures]
-    return figures, {"provenance": provenance(device, command), "figures": rows}
+    return {"provenance": provenance(device, command), "figures": rows}
 
 
 def cpu_replay() -> list[Figure]:
@@ -203,10 +214,10 @@ def autograd_speed(features: Tensor, head: nn.Linear) -> float:
 def fastest(work: Callable[[], object], repeats: int = 10) -> float:
     """The shortest of some runs, in seconds, after one to warm up."""
     work()
-    return min(_seconds(work) for _ in range(repeats))
+    return min(seconds_of(work) for _ in range(repeats))
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def seconds_of(work: Callable[[], object]) -> float:
     _wait()
     start = time.perf_counter()
     work()

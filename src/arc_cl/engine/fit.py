@@ -6,9 +6,9 @@ read when the epoch is over.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ from arc_cl.engine.progress import Progress
 from arc_cl.engine.queries import Queries
 from arc_cl.engine.runtime import Runtime
 from arc_cl.errors import ConfigurationError
+
+LossAndNumbers: TypeAlias = tuple[Tensor, Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,15 @@ def fit(
     learner: Learner,
     task: TaskInfo,
     data: TaskData,
+    losses: Losses,
     keeper: Keeper,
     progress: Progress,
 ) -> None:
     """Train one task: all epochs of the learner's plan, images in a fresh order each epoch."""
     plan = learner.plan(task)
     steps = _steps(plan, task, data)
-    loss_of, optimizer = runtime.fabric.setup(_wrapped(learner, data, runtime), _optimizer(plan))
+    module = losses.of(learner, with_queries=data.queries is not None)
+    loss_of, optimizer = runtime.fabric.setup(module, _optimizer(plan))
     at = keeper.left_at(learner.modules(), optimizer.optimizer)
     progress.advance((at.epoch + at.step / steps) / plan.epochs, 0)
     loss_of.train()
@@ -79,6 +83,7 @@ def fit(
         for step in range(at.step, steps):
             rows_B = order_N[step * plan.batch_size : (step + 1) * plan.batch_size]
             augment = runtime.generator("augment", task.index, epoch, step)
+            torch.compiler.cudagraph_mark_step_begin()
             loss, numbers = loss_of(*_inputs(data, rows_B, augment))
             optimizer.zero_grad()
             runtime.fabric.backward(loss)
@@ -96,46 +101,60 @@ def fit(
     learner.modules().eval()
 
 
+class Losses:
+    """A learner's loss as a module, which is what Fabric wraps, from task to task.
+
+    Compiled, it is kept as long as the network has the same shape: a prompt learner is compiled
+    once, a head that grows once a task.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._kept: tuple[object, nn.Module] | None = None
+
+    def of(self, learner: Learner, *, with_queries: bool) -> nn.Module:
+        shape = (
+            id(learner),
+            with_queries,
+            tuple((n, p.shape, p.requires_grad) for n, p in learner.modules().named_parameters()),
+        )
+        if self._kept is None or self._kept[0] != shape:
+            self._kept = (shape, self._made(learner, with_queries))
+        return self._kept[1]
+
+    def _made(self, learner: Learner, with_queries: bool) -> nn.Module:
+        function: Callable[..., LossAndNumbers] = learner.loss
+        if with_queries and isinstance(learner, AsksFirst):
+            function = learner.loss_given
+        module = _Loss(learner.modules(), function)
+        if self._runtime.compile:
+            torch.compiler.reset()
+            module.compile(mode=compile_mode(self._runtime))
+        return module
+
+
+def compile_mode(runtime: Runtime) -> str | None:
+    """On a GPU the launches of a small batch take longer than its arithmetic: replay graphs."""
+    return "reduce-overhead" if runtime.device.type == "cuda" else None
+
+
 class _Loss(nn.Module):
-    """A learner's loss as a module's forward, which is what Fabric wraps."""
-
-    def __init__(self, learner: Learner) -> None:
-        super().__init__()
-        self.network = learner.modules()
-        self._loss = learner.loss
-
-    def forward(self, images_BCHW: Tensor, labels_B: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return self._loss(images_BCHW, labels_B)
-
-
-class _LossGiven(nn.Module):
-    """The same, with the queries known."""
-
-    def __init__(self, learner: AsksFirst, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, function: Callable[..., LossAndNumbers]) -> None:
         super().__init__()
         self.network = network
-        self._loss = learner.loss_given
+        self._function = function
 
-    def forward(
-        self, images_BCHW: Tensor, labels_B: Tensor, queries_BD: Tensor
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return self._loss(images_BCHW, queries_BD, labels_B)
-
-
-def _wrapped(learner: Learner, data: TaskData, runtime: Runtime) -> nn.Module:
-    asks = isinstance(learner, AsksFirst) and data.queries is not None
-    module = _LossGiven(learner, learner.modules()) if asks else _Loss(learner)  # type: ignore[arg-type]
-    if runtime.compile:
-        # On a GPU the launches of a small batch take longer than its arithmetic: replay graphs.
-        module.compile(mode="reduce-overhead" if runtime.device.type == "cuda" else None)
-    return module
+    def forward(self, *inputs: Tensor) -> LossAndNumbers:
+        return self._function(*inputs)
 
 
 def _inputs(data: TaskData, rows_B: Tensor, augment: torch.Generator) -> tuple[Tensor, ...]:
     numbers_B = data.numbers_N[rows_B]
     images_BCHW = data.images.in_training(numbers_B, augment)
-    known = () if data.queries is None else (data.queries.of(numbers_B),)
-    return images_BCHW, data.labels_N[rows_B], *known
+    labels_B = data.labels_N[rows_B]
+    if data.queries is None:
+        return images_BCHW, labels_B
+    return images_BCHW, data.queries.of(numbers_B), labels_B
 
 
 def _optimizer(plan: TrainingPlan) -> Optimizer:

@@ -25,6 +25,7 @@ _PACKAGES = (
     "cyclopts",
     "matplotlib",
     "pillow",
+    "tensorboardX",
 )
 
 

@@ -42,7 +42,7 @@ class Runtime:
         *,
         compile: bool = False,
     ) -> Runtime:
-        """`devices`: "auto", "cpu", "cuda:1", or how many of the best kind."""
+        """`devices`: "auto", "cpu" or "cuda:1"."""
         if precision not in _FABRIC:
             raise ConfigurationError(
                 f"precision is {precision!r}; choose one of {', '.join(get_args(Precision))}"

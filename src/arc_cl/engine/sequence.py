@@ -20,7 +20,7 @@ from arc_cl.engine.checkpoints import (
     save_stage,
 )
 from arc_cl.engine.events import Journal
-from arc_cl.engine.fit import TaskData, fit
+from arc_cl.engine.fit import Losses, TaskData, fit
 from arc_cl.engine.images import Appearance, DeviceImages
 from arc_cl.engine.keeping import StageKeeper
 from arc_cl.engine.progress import Progress
@@ -113,7 +113,7 @@ def _learn_stage(run: Run, learner: Learner, stage: int, tasks: _Tasks, pace: Pa
     before = sum(learner.plan(run.scenario.info(earlier)).epochs for earlier in range(stage))
     keeper = StageKeeper(run.folder, stage, pace.journal, pace.seconds, before)
     pace.journal.note("stage begins", stage=stage, images=len(data))
-    fit(run.runtime, learner, task, data, keeper, pace.progress)
+    fit(run.runtime, learner, task, data, tasks.losses, keeper, pace.progress)
     learner.end_task(task, tasks.seen_again(data), run.runtime.generator("end", stage))
     meta = save_stage(run.folder, stage, learner.modules(), run.runtime.seed)
     drop_unfinished(run.folder)
@@ -128,6 +128,7 @@ class _Tasks:
         self._run, self._learner, self._labels_N = run, learner, data.labels_N
         self._images = DeviceImages(data.images_NHWC, run.appearance, run.runtime.device)
         self._positions_N = torch.from_numpy(run.scenario.positions(data.labels_N))
+        self.losses = Losses(run.runtime)
         self._queries = None
         if isinstance(learner, AsksFirst) and not run.appearance.varies:
             self._queries = Queries(run.runtime, learner, self._images)

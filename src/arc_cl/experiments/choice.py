@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from arc_cl.errors import ConfigurationError
 from arc_cl.experiments import pilot, toml
-from arc_cl.experiments.recipes import by_name, recipe
+from arc_cl.experiments.recipes import by_name, origins, recipe
 from arc_cl.experiments.spec import Recipe, Variant
 
 
@@ -46,6 +46,11 @@ def choose(
     if learner is None or data is None:
         raise ConfigurationError("give both --learner and --data, say --learner l2p --data glyphs")
     return Choice(recipe(learner.replace("-", "_"), data, variant or "sane"))
+
+
+def with_origins(recipe: Recipe) -> Recipe:
+    """Whoever published a value stays its origin, also where it was typed in."""
+    return replace(recipe, origins=origins(recipe.setup, recipe.settings))
 
 
 def _named(name: str) -> Recipe:

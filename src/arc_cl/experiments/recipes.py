@@ -89,8 +89,7 @@ def recipe(
 
     `backbone` has no say on the glyphs, which have their own.
     """
-    data = ALIASES.get(data, data)
-    check_name(data, tuple(DATA), "the list of data settings")
+    data = _data_named(data)
     check_name(variant, VARIANTS, "the list of forms")
     if learner == BUFFERED and variant == "released":
         raise ConfigurationError(
@@ -212,6 +211,15 @@ def _borrowed(name: str, one: Chosen, data: DataSetting) -> Chosen:
     """A value where none was published is ours, but for the memory that the paper's text names."""
     named = name == "memory" and one.value and data.source in ("cifar100", "imagenet_r")
     return Chosen(one.value, "paper" if named else "ours")
+
+
+def _data_named(name: str) -> str:
+    """`-` and `_` are the same here too."""
+    known = {one.replace("_", "-"): one for one in (*DATA, *ALIASES)}
+    found = known.get(name.replace("_", "-"), name)
+    found = ALIASES.get(found, found)
+    check_name(found, tuple(DATA), "the list of data settings")
+    return found
 
 
 def _learner(name: str) -> str:
