@@ -260,26 +260,30 @@ def bench(
     released
         Of training: what `benchmarks/released.py` wrote just before on this machine.
     """
-    words = shlex.join(["arc-cl", *(sys.argv[1:] or ["bench", what])])
-    if what == "replay":
-        from arc_cl.engine.bench import measure
+    from arc_cl.engine import bench as speed
+    from arc_cl.engine.runtime import Runtime
 
-        figures, record = measure(words, print)
+    machine = Runtime.open(0, devices, precision, compile=compile)
+    if what == "replay":
+        measured = speed.measure(machine.device)
     else:
         from arc_cl.engine.bench_training import Bench, measure_training, speeds_of
-        from arc_cl.engine.runtime import Runtime
         from arc_cl.experiments.recipes import LEARNERS, recipe
 
-        machine = Runtime.open(0, devices, precision, compile=compile)
-        named = {
+        settings = {
             name: recipe(name.replace("-", "_"), "cifar100").settings
             for name in learners or LEARNERS
         }
-        figures, record = measure_training(
-            words, Bench(backbone, machine, steps), named, speeds_of(released), print
-        )
-    if out is not None:
-        out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        theirs = speeds_of(released)
+        measured = measure_training(Bench(backbone, machine, steps), settings, theirs)
+    words = shlex.join(["arc-cl", *(sys.argv[1:] or ["bench", what])])
+    figures = []
+    for figure in measured:
+        print(figure, flush=True)
+        figures.append(figure)
+        if out is not None:
+            record = speed.recorded(figures, machine.device, words)
+            out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     if any(figure.holds is False for figure in figures):
         sys.exit(1)
 

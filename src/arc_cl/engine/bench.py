@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -56,22 +56,16 @@ class Figure:
         return f"{line}  ({self.compared} {self.target:,g}: {verdict})"
 
 
-Record: TypeAlias = dict[str, Any]
-Show: TypeAlias = Callable[[Figure], None]
-
-
-def measure(command: str, show: Show) -> tuple[list[Figure], Record]:
-    """All figures of this machine (of its GPU too where it has one), and a record of them."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    figures = [*cpu_replay(), *cpu_overhead()]
+def measure(device: torch.device) -> Iterator[Figure]:
+    """All figures of this machine, one after another; of its GPU too where that is the device."""
+    yield from cpu_replay()
+    yield from cpu_overhead()
     if device.type == "cuda":
-        figures += [*gpu_replay(device), *gpu_overhead(device)]
-    for figure in figures:
-        show(figure)
-    return figures, recorded(figures, device, command)
+        yield from gpu_replay(device)
+        yield from gpu_overhead(device)
 
 
-def recorded(figures: list[Figure], device: torch.device, command: str) -> Record:
+def recorded(figures: list[Figure], device: torch.device, command: str) -> dict[str, Any]:
     """Figures with their origin, fit for JSON."""
     rows = [{**asdict(figure), "holds": figure.holds} for figure in figures]
     return {"provenance": provenance(device, command), "figures": rows}

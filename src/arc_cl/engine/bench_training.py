@@ -27,7 +27,7 @@ from arc_cl import catalogue
 from arc_cl.backbones.heads import feature_count
 from arc_cl.backbones.timm_models import load
 from arc_cl.contracts import AsksFirst, Learner, TaskInfo, Training
-from arc_cl.engine.bench import Figure, Record, Show, recorded, seconds_of
+from arc_cl.engine.bench import Figure, seconds_of
 from arc_cl.engine.fit import Losses, Progressed, TaskData, compile_mode, fit
 from arc_cl.engine.images import Appearance, DeviceImages, Normalisation
 from arc_cl.engine.progress import Silent
@@ -68,25 +68,11 @@ def speeds_of(path: Path | None) -> dict[str, float]:
 
 
 def measure_training(
-    command: str,
-    bench: Bench,
-    settings: Mapping[str, Mapping[str, Any]],
-    released: Mapping[str, float],
-    show: Show,
-) -> tuple[list[Figure], Record]:
-    """All figures, shown as they come, and a record of them; `settings` are of the recipes."""
-    figures = [
-        Figure(f"{name}, released code", speed, "images/s") for name, speed in released.items()
-    ]
-    for figure in _figures(bench, settings, released):
-        figures.append(figure)
-        show(figure)
-    return figures, recorded(figures, bench.runtime.device, command)
-
-
-def _figures(
     bench: Bench, settings: Mapping[str, Mapping[str, Any]], released: Mapping[str, float]
 ) -> Iterator[Figure]:
+    """All figures, one after another; `settings` are of the recipes."""
+    for name, speed in released.items():
+        yield Figure(f"{name}, released code", speed, "images/s")
     backbone = load(bench.backbone, "random").module
     plain: dict[int, float] = {}
     for name, values in settings.items():
