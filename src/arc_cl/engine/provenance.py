@@ -53,11 +53,11 @@ def _commit() -> str:
 
     Only if this file is tracked there: an installation may lie inside somebody else's checkout.
     """
-    if _git("ls-files", "--error-unmatch", Path(__file__).name) is not None:
-        found = _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-        if found is not None:
-            return found
-    return os.environ.get("GIT_COMMIT", "unknown")
+    if "GIT_COMMIT" in os.environ:
+        return os.environ["GIT_COMMIT"]
+    if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return "unknown"
+    return _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*") or "unknown"
 
 
 def _git(*words: str) -> str | None:
