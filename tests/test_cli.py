@@ -154,6 +154,8 @@ def test_a_shown_recipe_is_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixtur
         (("--learner", "l2p", "--data", "glyphs", "--set", "pool"), "key=value"),
         (("--learner", "l2p", "--data", "glyphs", "--devices", "cuda:99"), "choose auto, cpu"),
         (("--learner", "l2p", "--data", "cifar100"), "no data source is called 'cifar100'"),
+        (("--recipe", "l2p-glyphs", "--set", "only_tasks=-1"), "only_tasks is -1; give 0 or more"),
+        (("--recipe", "l2p-glyphs", "--set", "class_order=-1"), "class_order is -1"),
     ],
 )
 def test_what_is_wrong_with_a_training_is_said_at_once(
@@ -161,3 +163,33 @@ def test_what_is_wrong_with_a_training_is_said_at_once(
 ) -> None:
     assert run("train", *words) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_miniature_keeps_what_was_set(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--learner", "l2p", "--data", "glyphs", "--fast", "--set", "epochs=9")
+    assert run("train", *words, "--show") == 0
+    shown = capsys.readouterr().out
+    assert "epochs = 9 " in shown
+    assert "epochs_first = 1 " in shown
+    assert 'name = "l2p-glyphs-fast-changed"' in shown
+
+
+def test_a_published_value_keeps_its_origin_when_it_is_typed_in(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("--learner", "l2p", "--data", "cifar100", "--show", "--set")
+    for value, origin in (("0.001875", "released"), ("0.002", "ours")):
+        assert run("train", *words, f"lr={value}") == 0
+        shown = capsys.readouterr().out
+        line = next(line for line in shown.splitlines() if line.startswith("lr = "))
+        assert line.endswith(f"# {origin}")
+
+
+def test_images_that_a_backbone_cannot_take_are_refused_before_the_folder_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--learner", "finetune", "--data", "glyphs", "--out", str(tmp_path / "run"))
+    odd = ("--set", "backbone=vit_tiny_patch16_224", "weights=random")
+    assert run("train", *words, *odd) == 2
+    assert "32 x 32" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

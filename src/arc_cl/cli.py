@@ -184,7 +184,9 @@ def train(
     choice = choose(learner, data, recipe, pilot, variant)
     pairs = (*set, *([f"coupling={coupling}"] if coupling else []))
     chosen = complete(changed(choice.recipe, pairs))
-    chosen = with_origins(complete(miniature(chosen)) if fast else chosen)
+    if fast:
+        chosen = complete(changed(miniature(chosen), pairs))
+    chosen = with_origins(chosen)
     for line in choice.ignored:
         print(f"ignored: {line}", file=sys.stderr)
     if show:

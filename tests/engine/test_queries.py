@@ -62,7 +62,7 @@ def test_each_image_is_asked_about_once() -> None:
     queries = queries_of(learner)
     for numbers in ([3, 1, 2], [2, 699, 3], [1, 2, 3], [0], []):
         queries.prepare(torch.tensor(numbers, dtype=torch.int64))
-    assert learner.numbers == [3, 1, 2, 699, 0]
+    assert learner.numbers == [1, 2, 3, 699, 0]
 
 
 def test_it_asks_in_batches_that_fit_a_device() -> None:

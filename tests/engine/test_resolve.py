@@ -131,9 +131,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (with_setup(learner="finetun"), r"no learner .* 'finetun'; did you mean 'finetune'\?"),
         (with_setup(data="glyph"), r"no data source .* 'glyph'; did you mean 'glyphs'\?"),
-        (with_setup(first_classes=0), "first task has 0"),
         (with_setup(first_classes=101), "at most 100 for the first"),
-        (with_setup(classes_per_task=0), "each later one 0 classes"),
         (with_settings(lr=-1.0), "expected a rate above 0"),
         (with_settings(lr="fast"), "lr is 'fast'"),
         (with_settings(epoch=3), r"did you mean 'epochs'\?"),
@@ -229,3 +227,12 @@ def test_resolving_leaves_the_global_generator() -> None:
     before = torch.get_rng_state()
     resolve(with_setup(backbone="test_vit", weights="random", transform="pilot"))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    "values", [{"first_classes": 0}, {"classes_per_task": 0}, {"images_per_class": -1}]
+)
+def test_a_setup_of_nothing_is_refused_where_it_is_made(values: dict[str, int]) -> None:
+    (name,) = values
+    with pytest.raises(ConfigurationError, match=f"{name} is"):
+        with_setup(FINETUNE, **values)

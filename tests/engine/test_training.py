@@ -129,7 +129,7 @@ def test_kill_9_at_any_moment_and_the_same_command_goes_on(tmp_path: Path) -> No
         "--keep-minutes",
         "0",
     ]
-    words += ["--set", "epochs=9", "epochs_first=9"]
+    words += ["--set", "epochs=3", "epochs_first=3"]
     runs = {name: [*words, "--out", str(tmp_path / name)] for name in ("killed", "whole")}
     for awaited in ("unfinished/00-*", "unfinished/01-*", "features/01.*"):
         process = launch(runs["killed"])
@@ -195,6 +195,15 @@ def test_a_frozen_tensor_is_stored_once(whole: Path) -> None:
     assert sizes[2] < sizes[0] / 10
 
 
+def test_others_may_read_what_a_run_wrote(whole: Path) -> None:
+    """As far as the umask lets them: safetensors and temporary folders would not."""
+    plain_file = whole / "l2p" / "recipe.toml"
+    stage = whole / "l2p" / "stages" / "00"
+    for path in (stage / "model.safetensors", stage / "meta.json"):
+        assert path.stat().st_mode == plain_file.stat().st_mode
+    assert stage.stat().st_mode == (whole / "l2p" / "stages").stat().st_mode
+
+
 def backbone_changes(folder: Path) -> list[bool]:
     """Whether any tensor of the backbone is another one, after each stage but the first."""
     found = []
@@ -247,6 +256,14 @@ def coupled(learner: str, coupling: Coupling) -> Resolved:
     arc = replace(RELEASED_ARC["finetune", "cifar100"], lr=1e-2, beta=0.1)
     setup = replace(made.recipe.setup, coupling=coupling)
     return replace(made, recipe=replace(made.recipe, setup=setup, arc=arc))
+
+
+def test_a_released_coupling_without_retention_freezes_nothing(tmp_path: Path) -> None:
+    made = coupled("finetune", "released")
+    assert made.recipe.arc is not None
+    arc = replace(made.recipe.arc, retention=False)
+    train(order_in(tmp_path), replace(made, recipe=replace(made.recipe, arc=arc)), Silent())
+    assert backbone_changes(tmp_path) == [True, True]
 
 
 def test_seeds_differ_and_chance_is_named(whole: Path, tmp_path: Path) -> None:

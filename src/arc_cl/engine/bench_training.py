@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
 from arc_cl import catalogue
-from arc_cl.backbones.heads import feature_count
+from arc_cl.backbones.heads import feature_count, grow_linear
 from arc_cl.backbones.timm_models import load
 from arc_cl.contracts import AsksFirst, Learner, TaskInfo, Training
 from arc_cl.engine.bench import Figure, seconds_of
@@ -58,8 +58,9 @@ def speeds_of(path: Path | None) -> dict[str, float]:
     if path is None:
         return {}
     try:
-        speeds: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))["images/s"]
-    except (OSError, ValueError, KeyError) as error:
+        found = json.loads(path.read_text(encoding="utf-8"))["images/s"]
+        speeds = {str(name): float(speed) for name, speed in found.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RecordError(
             f"cannot read speeds of the released code from {path}: {error!r}; make it by "
             f"benchmarks/released.py"
@@ -103,7 +104,8 @@ class Plain(nn.Module):
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__()
         self.backbone = backbone
-        self.head = nn.Linear(feature_count(backbone), _CLASSES)
+        width = feature_count(backbone)
+        self.head = grow_linear(None, width, _CLASSES, torch.Generator().manual_seed(0))
 
     def forward(self, images_BCHW: Tensor, labels_B: Tensor) -> Tensor:
         loss: Tensor = cross_entropy(self.head(self.backbone(images_BCHW)), labels_B)

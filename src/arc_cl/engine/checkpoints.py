@@ -11,13 +11,14 @@ again: `meta.json` names the stage whose file holds it, and the sha256 of each t
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from tempfile import mkdtemp
+from time import time_ns
 from typing import Any
 
 import torch
@@ -146,12 +147,13 @@ def load_unfinished(
         module.load_state_dict(load_file(folder / "model.safetensors"))
         _load_optimizer(optimizer, load_file(folder / "optimizer.safetensors", str(device)))
         numbers = load_file(folder / "numbers.safetensors", str(device))
+        place = Place(meta["stage"], meta["epoch"], meta["step"])
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
         raise RecordError(
             f"the unfinished state {folder} cannot be used: {error}; delete that folder to go on "
             f"from the end of the stage before"
         ) from error
-    return Place(meta["stage"], meta["epoch"], meta["step"]), numbers
+    return place, numbers
 
 
 def drop_unfinished(run: Path) -> None:
@@ -199,9 +201,12 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
 def _folder(place: Path) -> Iterator[Path]:
     """A new folder, which gets its name when all is written."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+    partial = place.with_name(f".{place.name}-{os.getpid()}-{time_ns()}")
+    partial.mkdir()
     try:
         yield partial
+        for path in partial.glob("*.safetensors"):
+            shutil.copymode(partial / "meta.json", path)  # safetensors lets nobody else read
         shutil.rmtree(place, ignore_errors=True)
         partial.rename(place)
     finally:

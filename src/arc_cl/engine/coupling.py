@@ -3,8 +3,9 @@
 `none` is the only clean choice. `freeze`: the backbone stands still after the first task, and
 nothing else happens; that alone explains gains of the published kind. `released`: as in the ARC
 release, where ARC's evaluation after each task freezes all but the head for good, and the head that
-it adapted on the test stream, class by class, is what the next task starts from (and a teacher
-copies). Such a run is stored, named and reported as coupled.
+it adapted on the test stream is what the next task starts from, and what a teacher copies (SLCA,
+which goes back to the heads of its tasks, loses it). Such a run is stored, named and reported as
+coupled.
 """
 
 from __future__ import annotations
@@ -46,13 +47,19 @@ class AsReleased:
         self._split = TestSplit(run, test)
         self._run, self._settings = run, arc.settings()
         self._batch_size = arc.batch_size or training_batch
+        self._retention, self._shuffled = arc.retention, arc.shuffled
 
     def freeze(self, stage: int, learner: Learner) -> None:
-        _freeze_all_but_head(learner)
+        """Retention alone touches the flags."""
+        if self._retention:
+            _freeze_all_but_head(learner)
 
     def adapt(self, stage: int, learner: Learner) -> None:
-        """The head as ARC left it after the class-sorted test stream of this stage."""
+        """The head as ARC left it after the test stream of this stage."""
         stream = self._split.features(learner, stage)
+        if self._shuffled:
+            generator = self._run.runtime.generator("stream", stage)
+            stream = stream.rearranged(torch.randperm(len(stream.labels_N), generator=generator))
         head = learner.adaptable().head()
         partition = self._run.scenario.partition(stage)
         arc = ARC(head, tasks=partition, settings=self._settings)

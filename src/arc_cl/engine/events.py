@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from time import time_ns
 
 from tensorboardX import SummaryWriter
 
@@ -15,7 +16,8 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "events.jsonl"
-        self._board = SummaryWriter(str(folder))
+        # Without a suffix, a second journal within a second would replace the first one's file.
+        self._board = SummaryWriter(str(folder), flush_secs=5, filename_suffix=f".{time_ns()}")
 
     def note(self, event: str, **facts: object) -> None:
         """One line; plain values only."""

@@ -26,7 +26,8 @@ class Queries:
 
     def prepare(self, numbers_N: Tensor) -> None:
         """Ask about those of the images (numbers on the CPU) that nobody asked about before."""
-        for numbers_B in torch.split(numbers_N[~self._known_N[numbers_N]], _BATCH):
+        unknown_N = numbers_N[~self._known_N[numbers_N]].unique()
+        for numbers_B in torch.split(unknown_N, _BATCH) if len(unknown_N) else ():
             queries_BD = self._ask(numbers_B)
             if not self._known_N.any():
                 self._queries_ND = queries_BD.new_zeros(len(self._images), queries_BD.shape[1])

@@ -60,7 +60,7 @@ def changed(recipe: Recipe, pairs: Sequence[str]) -> Recipe:
     set_here = {pair.partition("=")[0] for pair in pairs}
     return replace(
         recipe,
-        name=recipe.name if not pairs else f"{recipe.name}-changed",
+        name=f"{recipe.name.removesuffix('-changed')}-changed" if pairs else recipe.name,
         setup=build(Setup, setup, where),
         settings=settings,
         origins={name: who for name, who in recipe.origins.items() if name not in set_here},
@@ -73,7 +73,6 @@ def resolve(recipe: Recipe, root: Path | None = None) -> Resolved:
     setup = recipe.setup
     source: DataSource = catalogue.load("data.sources", setup.data).create()
     scenario = _scenario(setup, len(source.class_names))
-    source.prepare(root)
     backbone = load(setup.backbone, setup.weights)
     expected = Normalisation(tuple(backbone.mean), tuple(backbone.std))
     appearance = Appearance(
@@ -88,7 +87,8 @@ def resolve(recipe: Recipe, root: Path | None = None) -> Resolved:
         appearance,
         catalogue.load("learners", setup.learner),
     )
-    made.learner()  # a backbone that does not fit the learner shows now
+    made.learner()  # a backbone that does not fit the learner shows before data are fetched
+    source.prepare(root)
     return made
 
 

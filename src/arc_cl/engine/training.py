@@ -17,12 +17,13 @@ from arc_cl.engine.coupling import between
 from arc_cl.engine.evaluate import Stream, evaluate
 from arc_cl.engine.events import Journal
 from arc_cl.engine.features import TestSplit, store_features
+from arc_cl.engine.images import DeviceImages
 from arc_cl.engine.progress import Progress
 from arc_cl.engine.provenance import provenance
 from arc_cl.engine.resolve import Resolved
 from arc_cl.engine.runtime import Runtime
 from arc_cl.engine.sequence import Pace, Run, learn, stages
-from arc_cl.errors import RecordError
+from arc_cl.errors import CompatibilityError, RecordError
 from arc_cl.experiments.spec import Row
 from arc_cl.experiments.toml import dump
 from arc_cl.protocol.record import Evaluation
@@ -57,6 +58,7 @@ def train(order: Order, resolved: Resolved, progress: Progress) -> Trained:
     """
     run = Run(order.folder, resolved.scenario, order.runtime, resolved.appearance)
     data, test = resolved.source.arrays("train"), resolved.source.arrays("test")
+    _check_images(run, resolved, data)
     _open(order, resolved, {"train": data, "test": test})
     split = TestSplit(run, test)
     with closing(Journal(order.folder)) as journal:
@@ -84,6 +86,21 @@ def plain(order: Order, trained: Trained, progress: Progress) -> Evaluation:
     stream = Stream(shuffled=False, batch_size=_PLAIN_BATCH)
     row = Row(title="plain", method="none")
     return evaluate(trained.run, trained.resolved, row, stream, origin, progress).evaluation
+
+
+def _check_images(run: Run, resolved: Resolved, data: LabelledImages) -> None:
+    """A backbone that cannot take the images says so before the run folder is made."""
+    images = DeviceImages(data.images_NHWC[:1], run.appearance, torch.device("cpu"))
+    try:
+        with torch.no_grad():
+            resolved.backbone.module(images.at_test(torch.tensor([0])))
+    except (AssertionError, RuntimeError) as error:
+        _, height, width, _ = data.images_NHWC.shape
+        raise CompatibilityError(
+            f"the backbone {resolved.backbone.name} cannot take the images of "
+            f"{resolved.recipe.setup.data} ({height} x {width}, transform "
+            f"{run.appearance.transform}): {error}; choose another transform or backbone"
+        ) from error
 
 
 def _open(order: Order, resolved: Resolved, data: dict[Split, LabelledImages]) -> None:

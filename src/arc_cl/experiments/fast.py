@@ -36,7 +36,7 @@ def fast(recipe: Recipe) -> Recipe:
     changed = {*small, *(name for name in settings if settings[name] != recipe.settings[name])}
     return replace(
         recipe,
-        name=f"{recipe.name}-fast",
+        name=f"{recipe.name.removesuffix('-changed')}-fast",
         setup=_changed(setup, small),
         settings=settings,
         origins={name: who for name, who in recipe.origins.items() if name not in changed},

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from arc_cl.core.settings import ARCSettings
+from arc_cl.errors import ConfigurationError
 
 Value: TypeAlias = bool | int | float | str | tuple[int, ...]
 Origin = Literal["paper", "released", "ours"]
@@ -46,6 +47,14 @@ class Setup:
     """Learn this many tasks only; 0 learns all."""
     images_per_class: int = 0
     """Use this many training images a class only; 0 uses all."""
+
+    def __post_init__(self) -> None:
+        least = {"first_classes": 1, "classes_per_task": 1, "only_tasks": 0, "images_per_class": 0}
+        if self.class_order != "natural":
+            least["class_order"] = 0
+        for name, smallest in least.items():
+            if (value := getattr(self, name)) < smallest:
+                raise ConfigurationError(f"{name} is {value}; give {smallest} or more")
 
 
 @dataclass(frozen=True, kw_only=True)
