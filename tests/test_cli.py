@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +15,7 @@ from arc_cl.cli import main
 from arc_cl.errors import ConfigurationError
 from arc_cl.experiments.demo import DEMO
 
-COMMANDS = ("demo", "train", "bench", "doctor")
+COMMANDS = ("demo", "train", "evaluate", "bench", "doctor")
 
 
 def run(*tokens: str) -> int:
@@ -193,3 +194,17 @@ def test_images_that_a_backbone_cannot_take_are_refused_before_the_folder_is_mad
     assert run("train", *words, *odd) == 2
     assert "32 x 32" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_trained_then_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "run")
+    assert run("train", "--learner", "slca", "--data", "glyphs", "--fast", "--out", out) == 0
+    assert "slca · A_B" in capsys.readouterr().out
+    assert run("evaluate", out, "--method", "none", "arc", "--set", "beta=0.5", "--json") == 0
+    plain, arc = json.loads(capsys.readouterr().out)
+    assert (plain["method"], arc["method"]) == ("none", "arc")
+    assert arc["settings"]["beta"] == 0.5
+    assert run("evaluate", out, "--method", "nune") == 2
+    assert "did you mean 'none'" in capsys.readouterr().err

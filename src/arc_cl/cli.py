@@ -17,6 +17,7 @@ from arc_cl import __version__, catalogue
 from arc_cl.errors import ARCError
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table as RichTable
 
     from arc_cl.engine.resolve import Resolved
@@ -43,7 +44,7 @@ def main(tokens: Sequence[str] | None = None) -> None:
 
         as_written = Parameter(consume_multiple=True, negative=())
         app = App(name="arc-cl", help=_HELP, version=__version__, default_parameter=as_written)
-        for command in (demo, train, bench, doctor):
+        for command in (demo, train, evaluate, bench, doctor):
             app.command(_with_names(command))
         app(sys.argv[1:] if tokens is None else tokens)
     except ModuleNotFoundError as error:
@@ -61,7 +62,11 @@ def _with_names(command: Callable[..., None]) -> Callable[..., None]:
     """Its help lists what the catalogue finds at this moment."""
     from arc_cl.experiments.recipes import DATA
 
-    listed = {"{learners}": catalogue.names("learners"), "{data}": tuple(DATA)}
+    listed = {
+        "{learners}": catalogue.names("learners"),
+        "{data}": tuple(DATA),
+        "{methods}": catalogue.names("adapt"),
+    }
     for place, found in listed.items():
         command.__doc__ = (command.__doc__ or "").replace(place, ", ".join(found))
     return command
@@ -219,6 +224,67 @@ def _train(order: Order, resolved: Resolved) -> None:
     print(f"The run: {order.folder.resolve()}")
 
 
+def evaluate(
+    run: Path,
+    *,
+    method: tuple[str, ...] = ("none", "arc"),
+    settings: Literal["paper", "released"] | None = None,
+    set: tuple[str, ...] = (),
+    stream: Literal["shuffled", "sorted"] = "shuffled",
+    batch_size: int = 16,
+    devices: str = "auto",
+    root: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Answer the test stream of every stage of a run by test-time methods; train nothing.
+
+    Every method starts from the stage as it was trained and sees no label. The first one is what
+    the others are compared with. Records go to the run's `evaluations/`.
+
+    Example: `arc-cl evaluate runs/l2p-glyphs --method none arc --set beta=0.7 gamma=1.5`
+
+    Parameters
+    ----------
+    run
+        A folder that `arc-cl train` made.
+    method
+        Some of: {methods}.
+    settings
+        ARC as the paper states it or as it was released; if not given, our defaults.
+    set
+        Settings of the methods: `beta=0.7` for all that have it, or `arc.beta=0.7`.
+    stream
+        Test images in random order, by the run's seed, or class by class.
+    batch_size
+        Images a step.
+    devices
+        auto, cpu, or cuda:N.
+    root
+        The folder of the data sets.
+    json
+        Print the records instead of a table.
+    """
+    from arc_cl.engine.compare import evaluate_rows
+    from arc_cl.engine.evaluate import Stream
+    from arc_cl.engine.progress import shown_on
+    from arc_cl.engine.rows import rows_of
+    from arc_cl.engine.runs import open_run
+    from arc_cl.report import tables
+
+    rows = rows_of([name.replace("-", "_") for name in method], set, settings)
+    trained = open_run(run, devices, root)
+    words = shlex.join(["arc-cl", *(sys.argv[1:] or ["evaluate", str(run)])])
+    console = _console(to_stderr=json)
+    with shown_on(console) as progress:
+        arriving = Stream(stream == "shuffled", batch_size)
+        results = evaluate_rows(trained, rows, arriving, words, progress)
+    records = [each.evaluation for each in results]
+    if json:
+        print("[" + ",\n".join(record.text() for record in records) + "]")
+    else:
+        console.print(_rich(tables.comparison(records)))
+
+
 def bench(
     what: Literal["replay", "training"] = "replay",
     *,
@@ -309,6 +375,12 @@ def doctor() -> None:
     if missing:
         _stop(f'missing: {", ".join(missing)}; run: pip install "arc-cl[bench]"')
     print("Everything that the suite needs is here.")
+
+
+def _console(*, to_stderr: bool) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=to_stderr)
 
 
 def _rich(table: Table) -> RichTable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ import torch
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 
-from arc_cl import ARCSettings
+from arc_cl import ARCSettings, Decision
+from arc_cl.adapt.none import Plain
 from arc_cl.backbones.timm_models import Loaded
 from arc_cl.contracts import LabelledImages, Split
 from arc_cl.engine.compare import Compared, compare
@@ -21,10 +23,11 @@ from arc_cl.engine.features import load_features
 from arc_cl.engine.images import Appearance, DeviceImages, Normalisation
 from arc_cl.engine.progress import Silent
 from arc_cl.engine.resolve import Resolved
+from arc_cl.engine.runs import Trained
 from arc_cl.engine.runtime import Runtime
 from arc_cl.engine.sequence import Run, stages
 from arc_cl.engine.training import Order
-from arc_cl.errors import ARCError, CompatibilityError, ConfigurationError, RecordError
+from arc_cl.errors import ARCError, ConfigurationError, RecordError
 from arc_cl.experiments.spec import Comparison, Recipe, Row, Setup
 from arc_cl.learners import finetune
 from arc_cl.protocol.record import Evaluation
@@ -121,7 +124,8 @@ def compare_in(
 
 
 def evaluate_in(folder: Path, row: Row = PLAIN, *, shuffled: bool = True) -> Result:
-    return evaluate(run_in(folder), resolved(), row, Stream(shuffled, 8), {}, Silent())
+    trained = Trained(run_in(folder), resolved(), Squares().arrays("test"))
+    return evaluate(trained, row, Stream(shuffled, 8), {}, Silent())
 
 
 @pytest.fixture(scope="module")
@@ -276,12 +280,25 @@ def test_a_diverging_training_says_what_to_change(tmp_path: Path) -> None:
         compare_in(tmp_path, lr=1e30)
 
 
-def test_a_method_that_wants_images_is_refused(
+class ByImages(Plain):
+    """The plain answers again, from images: it computes the features for itself."""
+
+    consumes: Literal["features", "images"] = "images"
+
+    def predict(self, batch: Tensor) -> Decision:
+        assert batch.shape[1:] == (3, 4, 4)
+        with torch.no_grad():
+            return super().predict(self._adaptable.features(batch))
+
+
+def test_a_method_that_wants_images_gets_them_in_the_order_of_the_stream(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("arc_cl.adapt.none.Plain.consumes", "images")
-    with pytest.raises(CompatibilityError, match="consumes images"):
-        evaluate_in(folder)
+    by_features = evaluate_in(folder).evaluation
+    monkeypatch.setattr("arc_cl.adapt.none.create", lambda settings: ByImages())
+    by_images = evaluate_in(folder).evaluation
+    assert by_images.correct == by_features.correct
+    assert by_images.detections == by_features.detections
 
 
 def test_an_unknown_method_is_an_error_of_ours(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,8 +23,10 @@ from arc_cl.data.sources.glyphs import Glyphs
 from arc_cl.engine.checkpoints import finished_stages
 from arc_cl.engine.progress import Silent
 from arc_cl.engine.resolve import Resolved, complete, resolve
+from arc_cl.engine.runs import open_run
 from arc_cl.engine.runtime import Runtime
 from arc_cl.engine.training import Order, plain, train
+from arc_cl.errors import RecordError
 from arc_cl.experiments.fast import fast
 from arc_cl.experiments.hyperparameters import RELEASED_ARC
 from arc_cl.experiments.recipes import recipe
@@ -184,6 +187,28 @@ def test_plain_answers_are_those_counted_while_training(whole: Path) -> None:
         record = plain(order, train(order, miniature(learner), Silent()), Silent())
         logged = [e["right"] for e in events(whole / learner) if e["event"] == "accuracy"]
         assert [sum(row) for row in record.correct] == logged[:3]
+
+
+def test_a_run_is_opened_from_its_folder(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows its seed and recipe; other data, a stage too few, or no run at all are refused."""
+    monkeypatch.setattr("arc_cl.data.sources.glyphs.create", lambda: GLYPHS)
+    opened = open_run(whole / "slca", "cpu")
+    assert opened.run.scenario == miniature("slca").scenario
+    assert opened.run.runtime.seed == 0
+    assert opened.resolved.settings == miniature("slca").settings
+    record = plain(order_in(whole / "slca"), opened, Silent())
+    assert record.learner == "slca"
+    shutil.copytree(whole / "l2p", tmp_path / "short")
+    shutil.rmtree(tmp_path / "short" / "stages" / "02")
+    with pytest.raises(RecordError, match="2 of its 3 stages"):
+        open_run(tmp_path / "short", "cpu")
+    with pytest.raises(RecordError, match="arc-cl train"):
+        open_run(tmp_path / "nothing", "cpu")
+    monkeypatch.setattr("arc_cl.data.sources.glyphs.create", lambda: FewGlyphs(train=6, test=5))
+    with pytest.raises(RecordError, match=r"other weights or data .*test images"):
+        open_run(whole / "slca", "cpu")
 
 
 def test_a_frozen_tensor_is_stored_once(whole: Path) -> None:

@@ -44,7 +44,7 @@ def test_the_demo_asks_only_for_what_exists() -> None:
 
 def test_the_demo_takes_the_paper_with_released_thresholds() -> None:
     arc = DEMO.rows[-1].settings
-    assert arc is not None
+    assert isinstance(arc, ARCSettings)
     released = RELEASED_ARC["finetune", "cifar100"]
     assert (arc.beta, arc.gamma, arc.temperature) == (0.8, 1.5, 1.1)
     assert (arc.beta, arc.gamma) == (released.beta, released.gamma)
@@ -56,7 +56,7 @@ def test_the_demo_takes_the_paper_with_released_thresholds() -> None:
 def test_the_rows_of_the_demo_differ_in_one_switch_each() -> None:
     plain, retention, correction, arc = DEMO.rows
     assert plain.method == "none"
-    assert arc.settings is not None
+    assert isinstance(arc.settings, ARCSettings)
     assert retention.settings == replace(arc.settings, correction=False)
     assert correction.settings == replace(arc.settings, retention=False)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from arc_cl import catalogue
-from arc_cl.contracts import AsksFirst, Learner, TaskInfo, TrainingPlan
+from arc_cl.contracts import AsksFirst, Learner, Scope, TaskInfo, TrainingPlan
 
 TASKS = tuple(
     TaskInfo(index=index, seen_classes=seen, new_classes=new, tasks=3, classes=7)
@@ -233,6 +234,12 @@ def test_scopes_name_existing_parameters(name: str) -> None:
     for scope in ("head", "head+prompts", "norms", "all"):
         for parameter_name, parameter in learner.adaptable().parameters(scope):
             assert every[parameter_name] is parameter
+    scopes: dict[Scope, set[str]] = {
+        scope: {found for found, _ in learner.adaptable().parameters(scope)}
+        for scope in get_args(Scope)
+    }
+    assert scopes["head"] <= scopes["head+prompts"] <= scopes["all"]
+    assert scopes["norms"] <= scopes["all"]
     head = [parameter for _, parameter in learner.adaptable().parameters("head")]
     assert head[0] is learner.adaptable().head().weight
     assert isinstance(learner.adaptable().head(), nn.Linear)

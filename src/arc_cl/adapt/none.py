@@ -8,13 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from arc_cl.adapt._answers import answer, readable
 from arc_cl.contracts import Adaptable
-from arc_cl.core.decision import Decision, Observation, decide
-from arc_cl.core.detection import detect
+from arc_cl.core.decision import Decision
 from arc_cl.core.partition import TaskPartition
-from arc_cl.core.settings import ARCSettings
-
-_OFF = ARCSettings(retention=False, correction=False)
 
 
 @dataclass(frozen=True)
@@ -33,15 +30,8 @@ class Plain:
 
     @torch.no_grad()
     def predict(self, batch: Tensor) -> Decision:
-        logits_BK = self._adaptable.classify(batch)
-        found = detect(logits_BK, self._partition)
-        seen = Observation(
-            logits=logits_BK,
-            confidence=found.confidence,
-            ratio=found.ratio,
-            retained=torch.zeros_like(found.newest),
-        )
-        return decide(seen, self._partition, _OFF)
+        features_BD, finite_B = readable(batch)
+        return answer(self._adaptable.classify(features_BD), self._partition, finite_B)
 
     def finish(self) -> None:
         del self._adaptable

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from arc_cl.contracts import Example, LabelledImages
 from arc_cl.engine.answers import Answers, Flags
-from arc_cl.engine.evaluate import Stream, evaluate
+from arc_cl.engine.evaluate import Result, Stream, evaluate
 from arc_cl.engine.progress import Progress
 from arc_cl.engine.provenance import provenance
 from arc_cl.engine.resolve import Resolved
+from arc_cl.engine.runs import Trained
 from arc_cl.engine.sequence import Run
 from arc_cl.engine.training import Order, train
-from arc_cl.experiments.spec import Comparison
+from arc_cl.experiments.spec import Comparison, Row
 from arc_cl.protocol.record import Evaluation
 
 _EXAMPLES = 6
@@ -35,10 +37,8 @@ def compare(
     """Train the recipe's learner into the run's folder, then evaluate all rows from its stages."""
     trained = train(order, resolved, progress)
     run = trained.run
-    progress.phase("Test-time methods", run.stages * len(comparison.rows))
-    origin = provenance(run.runtime.device, order.command)
     stream = Stream(comparison.shuffled, comparison.batch_size)
-    results = [evaluate(run, resolved, row, stream, origin, progress) for row in comparison.rows]
+    results = evaluate_rows(trained, comparison.rows, stream, order.command, progress)
     last = results[-1].answers[-1]
     names = resolved.source.class_names
     return Compared(
@@ -46,6 +46,15 @@ def compare(
         _examples(run, last, last.repaired, trained.test, names),
         _examples(run, last, last.broken, trained.test, names),
     )
+
+
+def evaluate_rows(
+    trained: Trained, rows: Sequence[Row], stream: Stream, command: str, progress: Progress
+) -> list[Result]:
+    """Every row on the same stages and the same stream."""
+    progress.phase("Test-time methods", trained.run.stages * len(rows))
+    origin = provenance(trained.run.runtime.device, command)
+    return [evaluate(trained, row, stream, origin, progress) for row in rows]
 
 
 def _examples(

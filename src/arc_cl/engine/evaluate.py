@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,10 +23,10 @@ from arc_cl.core.decision import Decision
 from arc_cl.engine.answers import Answers, write_answers
 from arc_cl.engine.features import StageFeatures, load_features
 from arc_cl.engine.guard import lent
+from arc_cl.engine.images import DeviceImages
 from arc_cl.engine.progress import Progress
-from arc_cl.engine.resolve import Resolved
+from arc_cl.engine.runs import Trained
 from arc_cl.engine.sequence import Run, stages
-from arc_cl.errors import CompatibilityError
 from arc_cl.experiments.spec import Row
 from arc_cl.protocol.record import Evaluation, Scalar
 
@@ -47,22 +48,24 @@ class Stream:
 
 
 def evaluate(
-    run: Run,
-    resolved: Resolved,
+    trained: Trained,
     row: Row,
     stream: Stream,
     provenance: Mapping[str, Scalar],
     progress: Progress,
 ) -> Result:
     """All stages of a run under one row of a table; written to the run's `evaluations/`."""
+    run, resolved = trained.run, trained.resolved
     module = catalogue.load("adapt", row.method)
-    settings = row.settings if row.settings is not None else module.Settings()
+    settings: Any = row.settings if row.settings is not None else module.Settings()
     method: TestTimeMethod = module.create(settings)
     learner = resolved.learner()
+    images = DeviceImages(trained.test.images_NHWC, run.appearance, run.runtime.device)
     answers, seconds = list[Answers](), 0.0
     for meta in stages(run, learner):
         features = _arranged(run, stream, meta.stage, meta.sha256)
-        stage_answers, stage_seconds = _answer(run, learner, method, features, stream.batch_size)
+        arriving = _Arriving(features, images, stream.batch_size)
+        stage_answers, stage_seconds = _answer(run, learner, method, arriving)
         answers.append(stage_answers)
         seconds += stage_seconds
         progress.advance(1, len(features.labels_N))
@@ -87,6 +90,15 @@ def evaluate(
     return Result(evaluation, tuple(answers))
 
 
+@dataclass(frozen=True)
+class _Arriving:
+    """The test data of one stage in the order and in the batches that they come in."""
+
+    features: StageFeatures
+    images: DeviceImages
+    batch_size: int
+
+
 def _arranged(run: Run, stream: Stream, stage: int, checkpoint: str) -> StageFeatures:
     features = load_features(run.folder, stage, checkpoint)
     if not stream.shuffled:
@@ -96,31 +108,36 @@ def _arranged(run: Run, stream: Stream, stage: int, checkpoint: str) -> StageFea
 
 
 def _answer(
-    run: Run, learner: Learner, method: TestTimeMethod, stream: StageFeatures, batch_size: int
+    run: Run, learner: Learner, method: TestTimeMethod, stream: _Arriving
 ) -> tuple[Answers, float]:
     """The method's answers to the stage that `learner` is in, and the seconds they took."""
     classifier = learner.adaptable()
-    features_ND = stream.features_ND.to(run.runtime.device)
+    features_ND = stream.features.features_ND.to(run.runtime.device)
     with torch.inference_mode():
         plain_N = classifier.classify(features_ND).argmax(dim=1)
     with lent(learner.modules()):
         began = perf_counter()
-        method.start(classifier, run.scenario.partition(stream.stage))
-        decisions = _decide(method, features_ND, batch_size)
+        method.start(classifier, run.scenario.partition(stream.features.stage))
+        decisions = _decide(run, method, stream, features_ND)
         method.finish()
         seconds = perf_counter() - began
-    return Answers.of(stream, plain_N, decisions), seconds
+    return Answers.of(stream.features, plain_N, decisions), seconds
 
 
-def _decide(method: TestTimeMethod, features_ND: Tensor, batch_size: int) -> list[Decision]:
-    if method.consumes != "features":
-        raise CompatibilityError(
-            f"{type(method).__name__} consumes {method.consumes}, this run stored features; "
-            f"choose a method that adapts the head alone"
-        )
+def _decide(
+    run: Run, method: TestTimeMethod, stream: _Arriving, features_ND: Tensor
+) -> list[Decision]:
+    """Methods that adapt the head alone read stored features; others see the images."""
+    if method.consumes == "images":
+        numbers_N = torch.from_numpy(stream.features.indices_N).to(run.runtime.device)
+        with run.runtime.fabric.autocast():
+            return [
+                method.predict(stream.images.at_test(numbers_B))
+                for numbers_B in torch.split(numbers_N, stream.batch_size)
+            ]
     if isinstance(method, Replays):
-        return [method.replay(features_ND, batch_size)]
-    return [method.predict(features_BD) for features_BD in torch.split(features_ND, batch_size)]
+        return [method.replay(features_ND, stream.batch_size)]
+    return [method.predict(rows_BD) for rows_BD in torch.split(features_ND, stream.batch_size)]
 
 
 def _write(run: Path, evaluation: Evaluation, answers: list[Answers]) -> None:

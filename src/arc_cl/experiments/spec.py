@@ -119,7 +119,7 @@ class Row:
 
     title: str
     method: str
-    settings: ARCSettings | None = None
+    settings: object | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

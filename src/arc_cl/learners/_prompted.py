@@ -105,7 +105,9 @@ class Prompted:
         return self.network.linear
 
     def parameters(self, scope: Scope) -> Iterator[tuple[str, nn.Parameter]]:
-        if scope == "head+prompts":
+        if scope == "all":
+            yield from self.network.named_parameters()
+        elif scope == "head+prompts":
             yield from self.network["head"].named_parameters(prefix="head")
             yield from self.network["prompts"].named_parameters(prefix="prompts")
         else:

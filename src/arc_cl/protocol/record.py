@@ -78,12 +78,16 @@ class Evaluation:
     def metrics(self) -> Metrics:
         return metrics(self.correct, self.total)
 
+    def text(self) -> str:
+        """As JSON."""
+        whole = {"schema": SCHEMA, **asdict(self), "metrics": asdict(self.metrics)}
+        return json.dumps(whole, indent=1, allow_nan=False)
+
     def write(self, path: Path) -> Path:
         """Write JSON; the file appears whole or not at all."""
-        whole = {"schema": SCHEMA, **asdict(self), "metrics": asdict(self.metrics)}
         partial = path.with_name(f".{path.name}.partial")
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(whole, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        partial.write_text(self.text() + "\n", encoding="utf-8")
         partial.replace(path)
         return path
 
