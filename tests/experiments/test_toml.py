@@ -27,14 +27,14 @@ SETUPS = st.builds(
     learner=TEXTS,
     data=TEXTS,
     backbone=TEXTS,
-    first_classes=st.integers(),
-    classes_per_task=st.integers(),
-    class_order=st.integers() | st.just("natural"),
+    first_classes=st.integers(1),
+    classes_per_task=st.integers(1),
+    class_order=st.integers(0, 2**32 - 1) | st.just("natural"),
     variant=st.sampled_from(["sane", "released"]),
     weights=TEXTS,
     transform=st.sampled_from(["as_stored", "pilot"]),
     normalise=st.sampled_from(["weights", "none"]),
-    only_tasks=st.integers(),
+    only_tasks=st.integers(0),
 )
 ARCS = st.builds(
     ReleasedARC,

@@ -55,6 +55,8 @@ class Setup:
         for name, smallest in least.items():
             if (value := getattr(self, name)) < smallest:
                 raise ConfigurationError(f"{name} is {value}; give {smallest} or more")
+        if self.class_order != "natural" and self.class_order >= 2**32:
+            raise ConfigurationError(f"class_order is {self.class_order}; give a seed below 2**32")
 
 
 @dataclass(frozen=True, kw_only=True)
