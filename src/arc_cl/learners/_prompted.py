@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from arc_cl.backbones import pools
 from arc_cl.backbones.heads import placed_like
 from arc_cl.backbones.prompting import promptable
 from arc_cl.contracts import AsksFirst, ParameterGroup, Scope, TaskInfo, Training, TrainingPlan
@@ -112,6 +113,22 @@ class Prompted:
             yield from self.network["prompts"].named_parameters(prefix="prompts")
         else:
             yield from Classifier(self.network).parameters(scope)
+
+
+def pulled_loss(
+    network: Network,
+    features_BD: Tensor,
+    queries_BD: Tensor,
+    labels_B: Tensor,
+    indices_RK: Tensor,
+    weight: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Cross-entropy of the task, less `weight` times the similarity of queries to chosen keys."""
+    entropy = network.loss(features_BD, labels_B)
+    pull = pools.pull(pools.similarity(queries_BD, network.prompt("keys")), indices_RK)
+    loss = entropy - weight * pull
+    numbers = {"loss": loss, "cross_entropy": entropy, "similarity": pull}
+    return loss, {name: number.detach() for name, number in numbers.items()}
 
 
 def narrow_head(features: int, classes: int, generator: torch.Generator) -> nn.Linear:

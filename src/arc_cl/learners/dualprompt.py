@@ -27,6 +27,7 @@ from arc_cl.learners._prompted import (
     check_positive,
     epochs_of,
     narrow_head,
+    pulled_loss,
     uniform,
 )
 
@@ -125,12 +126,9 @@ class DualPrompt:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss with experts that were chosen already; R is B or 1."""
         features_BD = self.features_from(images_BCHW, indices_R1)
-        entropy = self._network.loss(features_BD, labels_B)
-        similarity_BP = pools.similarity(queries_BD, self._network.prompt("keys"))
-        pull = pools.pull(similarity_BP, indices_R1)
-        loss = entropy - self.settings.pull * pull
-        numbers = {"loss": loss, "cross_entropy": entropy, "similarity": pull}
-        return loss, {name: number.detach() for name, number in numbers.items()}
+        return pulled_loss(
+            self._network, features_BD, queries_BD, labels_B, indices_R1, self.settings.pull
+        )
 
     def features_given(self, images_BCHW: Tensor, queries_BD: Tensor) -> Tensor:
         return self.features_from(images_BCHW, self.choose(queries_BD))
