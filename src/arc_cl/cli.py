@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -62,13 +62,14 @@ def _with_names(command: Callable[..., None]) -> Callable[..., None]:
     """Its help lists what the catalogue finds at this moment."""
     from arc_cl.experiments.recipes import DATA
 
-    listed = {
-        "{learners}": catalogue.names("learners"),
-        "{data}": tuple(DATA),
-        "{methods}": catalogue.names("adapt"),
+    listed: dict[str, Callable[[], Iterable[str]]] = {
+        "{learners}": lambda: catalogue.names("learners"),
+        "{methods}": lambda: catalogue.names("adapt"),
+        "{data}": lambda: DATA,
     }
     for place, found in listed.items():
-        command.__doc__ = (command.__doc__ or "").replace(place, ", ".join(found))
+        if place in (text := command.__doc__ or ""):
+            command.__doc__ = text.replace(place, ", ".join(found()))
     return command
 
 

@@ -1,7 +1,7 @@
 """Linear heads that grow with classes and features. The global random state is never touched.
 
-New weights are kaiming-uniform with gain 1 (bound sqrt(3 / features)), biases 0, as in PILOT. All
-are drawn on the CPU, where the generator lives, so that a head is the same on every device.
+Weights that grow are kaiming-uniform with gain 1 (bound sqrt(3 / features)), biases 0, as in PILOT.
+All are drawn on the CPU, where the generator lives, so that a head is the same on every device.
 """
 
 from __future__ import annotations
@@ -42,6 +42,14 @@ def grow_linear(
     with torch.no_grad():
         head.weight[: old.out_features, : old.in_features] = old.weight
         head.bias[: old.out_features] = old.bias
+    return head
+
+
+def narrow_linear(features: int, classes: int, generator: torch.Generator) -> nn.Linear:
+    """Weights of a normal distribution of width 0.02, cut off far outside; biases 0."""
+    head = nn.Linear(features, classes, device="meta").to_empty(device="cpu")
+    nn.init.trunc_normal_(head.weight, std=0.02, generator=generator)
+    nn.init.zeros_(head.bias)
     return head
 
 

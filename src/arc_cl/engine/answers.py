@@ -17,6 +17,7 @@ from torch import Tensor
 
 from arc_cl.core.decision import Decision
 from arc_cl.engine.features import StageFeatures
+from arc_cl.engine.whole import written_whole
 from arc_cl.protocol.record import Detections
 from arc_cl.protocol.stream import Scenario
 
@@ -88,7 +89,5 @@ def write_answers(path: Path, stages: Sequence[Answers]) -> None:
         for stage, answers in enumerate(stages)
         for field in fields(Answers)
     }
-    partial = path.with_name(f".{path.name}.partial")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, partial)
-    partial.replace(path)
+    with written_whole(path) as partial:
+        save_file(tensors, partial)

@@ -28,7 +28,7 @@ from arc_cl.backbones.heads import feature_count, grow_linear
 from arc_cl.backbones.timm_models import load
 from arc_cl.contracts import AsksFirst, Learner, TaskInfo, Training
 from arc_cl.engine.bench import Figure, seconds_of
-from arc_cl.engine.fit import Losses, Progressed, TaskData, compile_mode, fit
+from arc_cl.engine.fit import Losses, Progressed, TaskData, compile_if_asked, fit
 from arc_cl.engine.images import Appearance, DeviceImages, Normalisation
 from arc_cl.engine.progress import Silent
 from arc_cl.engine.runtime import Runtime
@@ -159,9 +159,7 @@ def _fit_speed(bench: Bench, learner: Learner, batch_size: int) -> float:
 def _speed(bench: Bench, module: nn.Module, batch_size: int) -> float:
     """Images a second of a loss's forward and backward pass."""
     images, labels_N = _images(bench, batch_size)
-    if bench.runtime.compile:
-        torch.compiler.reset()
-        module.compile(mode=compile_mode(bench.runtime))
+    compile_if_asked(bench.runtime, module)
     loss_of = bench.runtime.fabric.setup_module(module)
     batch = images.at_test(torch.arange(batch_size, device=bench.runtime.device))
 

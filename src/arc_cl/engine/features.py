@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +20,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from arc_cl.contracts import AsksFirst, LabelledImages, Learner
-from arc_cl.engine.checkpoints import StageMeta
+from arc_cl.core.detection import at_least_float32
+from arc_cl.engine.checkpoints import StageMeta, read_meta
 from arc_cl.engine.images import DeviceImages
 from arc_cl.engine.queries import Queries
 from arc_cl.engine.sequence import Run
+from arc_cl.engine.whole import written_whole
 from arc_cl.errors import RecordError
 
 _BATCH = 500
@@ -73,7 +76,7 @@ class TestSplit:
         for numbers_B in torch.split(numbers_N.to(self.run.runtime.device), _BATCH):
             with self.run.runtime.fabric.autocast():
                 batches.append(self._of_batch(learner, numbers_B).cpu())
-        return single_at_least(torch.cat(batches))
+        return at_least_float32(torch.cat(batches))
 
     def _prepare(self, learner: AsksFirst, numbers_N: Tensor) -> None:
         """Queries do not change from stage to stage, nor from one copy of a learner to another."""
@@ -90,21 +93,26 @@ class TestSplit:
 
 def store_features(run: Run, learner: Learner, split: TestSplit, meta: StageMeta) -> StageFeatures:
     """Write the features of the stage that the learner is in, unless they are there already."""
-    path = _path(run.folder, meta.stage)
-    if path.is_file():
-        with suppress(RecordError):
-            return load_features(run.folder, meta.stage, meta.sha256)
+    with suppress(RecordError):
+        return load_features(run.folder, meta.stage, meta.sha256)
     found = split.features(learner, meta.stage)
     tensors = {
         "features": found.features_ND,
         "indices": torch.from_numpy(found.indices_N),
         "labels": torch.from_numpy(found.labels_N),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    save_file(tensors, partial, metadata={"checkpoint": meta.sha256})
-    partial.replace(path)
+    with written_whole(_path(run.folder, meta.stage)) as partial:
+        save_file(tensors, partial, metadata={"checkpoint": meta.sha256})
     return found
+
+
+def features_stored(run: Path, stage: int) -> bool:
+    """Whether the features of that stage are there, of the checkpoint that is there."""
+    try:
+        with safe_open(_path(run, stage), framework="pt") as file:
+            return _checkpoint_of(file) == read_meta(run, stage).sha256
+    except (OSError, SafetensorError):
+        return False
 
 
 def load_features(run: Path, stage: int, checkpoint: str) -> StageFeatures:
@@ -112,7 +120,7 @@ def load_features(run: Path, stage: int, checkpoint: str) -> StageFeatures:
     path = _path(run, stage)
     try:
         with safe_open(path, framework="pt") as file:
-            if (file.metadata() or {}).get("checkpoint") != checkpoint:
+            if _checkpoint_of(file) != checkpoint:
                 raise ValueError("they were computed from another checkpoint")
             features_ND, indices_N, labels_N = (
                 file.get_tensor(name) for name in ("features", "indices", "labels")
@@ -122,9 +130,8 @@ def load_features(run: Path, stage: int, checkpoint: str) -> StageFeatures:
     return StageFeatures(stage, features_ND, indices_N.numpy(), labels_N.numpy())
 
 
-def single_at_least(values: Tensor) -> Tensor:
-    """Half precision is for networks; statistics and heads count in float32 or better."""
-    return values if values.dtype == torch.float64 else values.float()
+def _checkpoint_of(file: Any) -> str | None:
+    return (file.metadata() or {}).get("checkpoint")
 
 
 def _path(run: Path, stage: int) -> Path:

@@ -127,15 +127,15 @@ class Losses:
         if with_queries and isinstance(learner, AsksFirst):
             function = learner.loss_given
         module = _Loss(learner.modules(), function)
-        if self._runtime.compile:
-            torch.compiler.reset()
-            module.compile(mode=compile_mode(self._runtime))
+        compile_if_asked(self._runtime, module)
         return module
 
 
-def compile_mode(runtime: Runtime) -> str | None:
+def compile_if_asked(runtime: Runtime, module: nn.Module) -> None:
     """On a GPU the launches of a small batch take longer than its arithmetic: replay graphs."""
-    return "reduce-overhead" if runtime.device.type == "cuda" else None
+    if runtime.compile:
+        torch.compiler.reset()
+        module.compile(mode="reduce-overhead" if runtime.device.type == "cuda" else None)
 
 
 class _Loss(nn.Module):

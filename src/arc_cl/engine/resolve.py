@@ -12,8 +12,7 @@ from arc_cl import catalogue
 from arc_cl.backbones.timm_models import Loaded, load
 from arc_cl.contracts import DataSource, Learner, Training
 from arc_cl.engine.images import Appearance, Normalisation
-from arc_cl.errors import ConfigurationError
-from arc_cl.experiments.fields import build, check_name, names, parse
+from arc_cl.experiments.fields import build, check_name, names, parse, split_pair
 from arc_cl.experiments.spec import Recipe, Setup
 from arc_cl.protocol.stream import Scenario, class_order, task_sizes
 
@@ -48,16 +47,13 @@ def changed(recipe: Recipe, pairs: Sequence[str]) -> Recipe:
     settings_of = catalogue.load("learners", recipe.setup.learner).Settings
     known = (*names(Setup), *names(settings_of))
     setup, settings, where = asdict(recipe.setup), dict(recipe.settings), "--set"
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals:
-            raise ConfigurationError(f"--set takes key=value, not {pair!r}")
+    set_here = dict(map(split_pair, pairs))
+    for key, text in set_here.items():
         check_name(key, known, where)
         if key in names(Setup):
             setup[key] = parse(Setup, key, text, where)
         else:
             settings[key] = parse(settings_of, key, text, where)  # type: ignore[assignment]
-    set_here = {pair.partition("=")[0] for pair in pairs}
     return replace(
         recipe,
         name=f"{recipe.name.removesuffix('-changed')}-changed" if pairs else recipe.name,

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from arc_cl import catalogue
 from arc_cl.core.settings import ARCSettings
-from arc_cl.errors import ConfigurationError
-from arc_cl.experiments.fields import build, check_name, names, parse
+from arc_cl.experiments.fields import build, check_name, names, parse, split_pair
 from arc_cl.experiments.spec import Row
 
 Preset = Literal["paper", "released"]
@@ -34,9 +33,7 @@ def rows_of(methods: Sequence[str], pairs: Sequence[str], preset: Preset | None)
 
 def _meant(pair: str, kinds: Mapping[str, type[Any]]) -> list[tuple[str, str, str]]:
     """Method, key and text of each setting that a pair is about."""
-    key, equals, text = pair.partition("=")
-    if not equals:
-        raise ConfigurationError(f"--set takes key=value, not {pair!r}")
+    key, text = split_pair(pair)
     method, dot, inner = key.partition(".")
     if dot:
         check_name(method, tuple(kinds), "the list of methods asked for")

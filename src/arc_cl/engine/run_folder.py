@@ -15,6 +15,7 @@ from typing import Any
 from arc_cl.contracts import LabelledImages, Split
 from arc_cl.engine.resolve import Resolved
 from arc_cl.engine.runtime import Runtime
+from arc_cl.engine.whole import written_whole
 from arc_cl.errors import RecordError
 from arc_cl.experiments.spec import Recipe
 from arc_cl.experiments.toml import dump, read
@@ -83,9 +84,8 @@ def read_identity(folder: Path) -> Identity:
 
 
 def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    with written_whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def _read(path: Path, parse: Callable[[str], Any]) -> Any:

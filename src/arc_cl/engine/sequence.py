@@ -87,17 +87,21 @@ def stages(run: Run, learner: Learner) -> Iterator[StageMeta]:
     """Put a fresh learner into its state after each stage in turn, without training."""
     learner.modules().to(run.runtime.device)
     for stage in range(run.stages):
-        learner.begin_task(run.scenario.info(stage), run.runtime.generator("init", stage))
+        _begin(run, learner, stage)
         meta = load_stage(run.folder, stage, learner.modules())
         learner.modules().eval()
         yield meta
+
+
+def _begin(run: Run, learner: Learner, stage: int) -> None:
+    learner.begin_task(run.scenario.info(stage), run.runtime.generator("init", stage))
 
 
 def _rebuild(run: Run, learner: Learner, between: Between) -> int:
     """A fresh learner into its state after the last finished stage; how many are finished."""
     done = min(finished_stages(run.folder), run.stages)
     for stage in range(done):
-        learner.begin_task(run.scenario.info(stage), run.runtime.generator("init", stage))
+        _begin(run, learner, stage)
         between.freeze(stage, learner)
     if done:
         load_stage(run.folder, done - 1, learner.modules())
@@ -108,7 +112,7 @@ def _rebuild(run: Run, learner: Learner, between: Between) -> int:
 
 def _learn_stage(run: Run, learner: Learner, stage: int, tasks: _Tasks, pace: Pace) -> StageMeta:
     task, began = run.scenario.info(stage), monotonic()
-    learner.begin_task(task, run.runtime.generator("init", stage))
+    _begin(run, learner, stage)
     data = tasks.data(stage)
     before = sum(learner.plan(run.scenario.info(earlier)).epochs for earlier in range(stage))
     keeper = StageKeeper(run.folder, stage, pace.journal, pace.seconds, before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from arc_cl.contracts import LabelledImages
 from arc_cl.engine.coupling import between
 from arc_cl.engine.evaluate import Stream, evaluate
 from arc_cl.engine.events import Journal
-from arc_cl.engine.features import TestSplit, store_features
+from arc_cl.engine.features import TestSplit, features_stored, store_features
 from arc_cl.engine.images import DeviceImages
 from arc_cl.engine.progress import Progress
 from arc_cl.engine.provenance import provenance
@@ -61,6 +62,7 @@ def train(order: Order, resolved: Resolved, progress: Progress) -> Trained:
             right = logits_NK.argmax(dim=1).cpu().numpy() == features.labels_N
             journal.note("accuracy", stage=meta.stage, right=int(right.sum()), images=len(right))
             journal.scalars({"test/accuracy": float(right.mean())}, meta.stage)
+    if not all(map(partial(features_stored, run.folder), range(run.stages))):
         fresh = resolved.learner()
         for meta in stages(run, fresh):
             store_features(run, fresh, split, meta)

@@ -51,6 +51,14 @@ def check_name(name: str, known: tuple[str, ...], where: str) -> None:
     raise ConfigurationError(f"{where} has no {name!r}{hint} (there are: {', '.join(known)})")
 
 
+def split_pair(pair: str) -> tuple[str, str]:
+    """Key and text of a `key=value` of the command line."""
+    key, equals, text = pair.partition("=")
+    if not equals:
+        raise ConfigurationError(f"--set takes key=value, not {pair!r}")
+    return key, text
+
+
 def parse(kind: type, name: str, text: str, where: str) -> object:
     """What `text` on the command line means for a field of `kind`: 3, 1e-3, true, 2,3,4, a name.
 

@@ -131,21 +131,9 @@ def pulled_loss(
     return loss, {name: number.detach() for name, number in numbers.items()}
 
 
-def narrow_head(features: int, classes: int, generator: torch.Generator) -> nn.Linear:
-    """Weights of a normal distribution of width 0.02, cut off far outside; biases 0."""
-    head = nn.Linear(features, classes, device="meta").to_empty(device="cpu")
-    nn.init.trunc_normal_(head.weight, std=0.02, generator=generator)
-    nn.init.zeros_(head.bias)
-    return head
-
-
 def uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Entries drawn from -1 to 1."""
     return torch.empty(shape).uniform_(-1, 1, generator=generator)
-
-
-def epochs_of(settings: Training, task: TaskInfo) -> int:
-    return settings.epochs if task.index else settings.epochs_first
 
 
 def check_positive(settings: Training, *names: str) -> None:

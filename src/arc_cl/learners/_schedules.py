@@ -51,6 +51,10 @@ class SGDTraining(Training):
             _need(all(each >= 0 for each in value), name, value, "epochs, counted from 0")
 
 
+def epochs_of(settings: Training, task: TaskInfo) -> int:
+    return settings.epochs if task.index else settings.epochs_first
+
+
 def multi_step(epochs: int, milestones: Sequence[int], decay: float) -> tuple[float, ...]:
     """One rate factor an epoch, falling by `decay` at each milestone."""
     return tuple(
@@ -75,7 +79,7 @@ def sgd_plan(
         momentum=settings.momentum,
         batch_size=settings.batch_size,
         schedule=multi_step(
-            settings.epochs_first if first else settings.epochs,
+            epochs_of(settings, task),
             settings.milestones_first if first else settings.milestones,
             settings.lr_decay,
         ),

@@ -24,7 +24,8 @@ from arc_cl.backbones import pools, prompting
 from arc_cl.backbones.orthogonal import GramSchmidt, orthogonal_rows, penalty
 from arc_cl.contracts import TaskInfo, Training, TrainingImages, TrainingPlan
 from arc_cl.errors import ConfigurationError
-from arc_cl.learners._prompted import Network, Prompted, check_layers, check_positive, epochs_of
+from arc_cl.learners._prompted import Network, Prompted, check_layers, check_positive
+from arc_cl.learners._schedules import epochs_of
 
 _PARTS = ("attention", "keys", "components")
 

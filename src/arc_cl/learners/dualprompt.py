@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from arc_cl.backbones import pools, prompting
+from arc_cl.backbones.heads import narrow_linear
 from arc_cl.contracts import TaskInfo, Training, TrainingImages, TrainingPlan
 from arc_cl.errors import ConfigurationError
 from arc_cl.learners._prompted import (
@@ -25,11 +26,10 @@ from arc_cl.learners._prompted import (
     Prompted,
     check_layers,
     check_positive,
-    epochs_of,
-    narrow_head,
     pulled_loss,
     uniform,
 )
+from arc_cl.learners._schedules import epochs_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +163,7 @@ class DualPrompt:
         general = (len(how.general_layers), 2, how.general_length, width)
         experts = (len(how.expert_layers), 2, self._experts, how.expert_length, width)
         self._network.complete(
-            narrow_head(width, task.classes, generator),
+            narrow_linear(width, task.classes, generator),
             {
                 "general": uniform(general, generator),
                 "experts": uniform(experts, generator),

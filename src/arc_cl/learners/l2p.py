@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from arc_cl.backbones import pools, prompting
+from arc_cl.backbones.heads import narrow_linear
 from arc_cl.contracts import TaskInfo, Training, TrainingImages, TrainingPlan
 from arc_cl.errors import ConfigurationError
 from arc_cl.learners._prompted import (
     Network,
     Prompted,
     check_positive,
-    epochs_of,
-    narrow_head,
     pulled_loss,
     uniform,
 )
+from arc_cl.learners._schedules import epochs_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class L2P:
         if task.index == 0:
             how, width = self.settings, self._network.vit.num_features
             self._network.complete(
-                narrow_head(width, task.classes, generator),
+                narrow_linear(width, task.classes, generator),
                 {
                     "pool": uniform((how.pool, how.prompt_length, width), generator),
                     "keys": uniform((how.pool, width), generator),

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from arc_cl.backbones.heads import feature_count
+from arc_cl.backbones.heads import feature_count, narrow_linear, placed_like
 from arc_cl.contracts import ParameterGroup, TaskInfo, Training, TrainingImages, TrainingPlan
 from arc_cl.errors import ConfigurationError
 from arc_cl.learners._alignment import Alignment, ClassGaussians, align, mean_scales
 from arc_cl.learners._classifier import Classifier
-from arc_cl.learners._schedules import multi_step
+from arc_cl.learners._schedules import epochs_of, multi_step
 
 _LEAST: dict[str, float] = {
     "lr_backbone": 0.0,
@@ -95,9 +95,8 @@ class SLCA:
     def begin_task(self, task: TaskInfo, generator: torch.Generator) -> None:
         for old in self._heads():
             old.requires_grad_(False)
-        new = _fresh_head(self._features, task.new_classes, generator)
-        like = _like(self._network["backbone"])
-        self._stage_heads().append(new.to(like.device, like.dtype))
+        new = narrow_linear(self._features, task.new_classes, generator)
+        self._stage_heads().append(placed_like(new, self._network["backbone"]))
         self._recall()
 
     def plan(self, task: TaskInfo) -> TrainingPlan:
@@ -106,13 +105,12 @@ class SLCA:
         if how.lr_backbone > 0:
             groups.append(_group(self._network["backbone"], how.lr_backbone, how.weight_decay))
         groups.append(_group(self._heads()[-1], how.lr, how.weight_decay))
-        epochs = how.epochs if task.index else how.epochs_first
         return TrainingPlan(
             groups=tuple(group for group in groups if group.parameters),
             optimizer="sgd",
             momentum=how.momentum,
             batch_size=how.batch_size,
-            schedule=multi_step(epochs, how.milestones, how.lr_decay),
+            schedule=multi_step(epochs_of(how, task), how.milestones, how.lr_decay),
         )
 
     def loss(self, images_BCHW: Tensor, labels_B: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -189,13 +187,6 @@ class SLCA:
 def _group(part: nn.Module, lr: float, weight_decay: float) -> ParameterGroup:
     learning = (parameter for parameter in part.parameters() if parameter.requires_grad)
     return ParameterGroup(parameters=tuple(learning), lr=lr, weight_decay=weight_decay)
-
-
-def _fresh_head(features: int, classes: int, generator: torch.Generator) -> nn.Linear:
-    head = nn.Linear(features, classes, device="meta").to_empty(device="cpu")
-    nn.init.trunc_normal_(head.weight, std=0.02, generator=generator)
-    nn.init.zeros_(head.bias)
-    return head
 
 
 def _like(backbone: nn.Module) -> Tensor:
