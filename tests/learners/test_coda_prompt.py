@@ -11,29 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from arc_cl.contracts import AsksFirst, TaskInfo
 from arc_cl.errors import CompatibilityError, ConfigurationError
 from arc_cl.learners.coda_prompt import CODAPrompt, Settings, cosine, create
+from small_vit import images, task, transformer
 
 Arrays = dict[str, np.ndarray]
 PARTS = ("prompts.attention", "prompts.keys", "prompts.components")
-
-
-def transformer(size: int = 16, depth: int = 3) -> VisionTransformer:
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        return VisionTransformer(
-            img_size=size, patch_size=8, embed_dim=24, depth=depth, num_heads=3, num_classes=0
-        ).double()
-
-
-def task(index: int, tasks: int = 3) -> TaskInfo:
-    return TaskInfo(
-        index=index, seen_classes=5 * index + 5, new_classes=5, tasks=tasks, classes=5 * tasks
-    )
 
 
 def settings(**changes: Any) -> Settings:
@@ -47,11 +33,6 @@ def learner_after(count: int, tasks: int = 3, **changes: Any) -> CODAPrompt:
     for index in range(count):
         learner.begin_task(task(index, tasks), torch.Generator().manual_seed(index))
     return learner
-
-
-def images(count: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, 3, 16, 16, generator=generator, dtype=torch.float64)
 
 
 def parameter(learner: CODAPrompt, name: str) -> nn.Parameter:

@@ -17,22 +17,9 @@ from arc_cl.backbones.prompting import encode
 from arc_cl.contracts import AsksFirst, TaskInfo
 from arc_cl.errors import CompatibilityError, ConfigurationError
 from arc_cl.learners.dualprompt import DualPrompt, Settings, create
+from small_vit import images, task, transformer
 
 Arrays = dict[str, np.ndarray]
-
-
-def transformer(size: int = 16, depth: int = 3) -> VisionTransformer:
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        return VisionTransformer(
-            img_size=size, patch_size=8, embed_dim=24, depth=depth, num_heads=3, num_classes=0
-        ).double()
-
-
-def task(index: int, tasks: int = 3) -> TaskInfo:
-    return TaskInfo(
-        index=index, seen_classes=5 * index + 5, new_classes=5, tasks=tasks, classes=5 * tasks
-    )
 
 
 def settings(**changes: Any) -> Settings:
@@ -46,11 +33,6 @@ def learner_after(count: int, tasks: int = 3, **changes: Any) -> DualPrompt:
     for index in range(count):
         learner.begin_task(task(index, tasks), torch.Generator().manual_seed(index))
     return learner
-
-
-def images(count: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, 3, 16, 16, generator=generator, dtype=torch.float64)
 
 
 def parameter(learner: DualPrompt, name: str) -> nn.Parameter:

@@ -18,22 +18,9 @@ from arc_cl.backbones.prompting import encode
 from arc_cl.contracts import AsksFirst, TaskInfo
 from arc_cl.errors import CompatibilityError, ConfigurationError
 from arc_cl.learners.l2p import L2P, Settings, create
+from small_vit import images, task, transformer
 
 Arrays = dict[str, np.ndarray]
-
-
-def transformer(size: int = 16, depth: int = 2) -> VisionTransformer:
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        return VisionTransformer(
-            img_size=size, patch_size=8, embed_dim=24, depth=depth, num_heads=3, num_classes=0
-        ).double()
-
-
-def task(index: int, tasks: int = 3) -> TaskInfo:
-    return TaskInfo(
-        index=index, seen_classes=5 * index + 5, new_classes=5, tasks=tasks, classes=5 * tasks
-    )
 
 
 def settings(**changes: Any) -> Settings:
@@ -42,15 +29,10 @@ def settings(**changes: Any) -> Settings:
 
 
 def learner_after(tasks: int, **changes: Any) -> L2P:
-    learner = create(transformer(), settings(**changes))
+    learner = create(transformer(depth=2), settings(**changes))
     for index in range(tasks):
         learner.begin_task(task(index), torch.Generator().manual_seed(index))
     return learner
-
-
-def images(count: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, 3, 16, 16, generator=generator, dtype=torch.float64)
 
 
 def prompts_of(learner: L2P) -> dict[str, nn.Parameter]:
@@ -88,7 +70,7 @@ def test_an_answer_does_not_depend_on_the_rest_of_the_batch_unless_released() ->
 
 
 def test_what_learns_is_head_and_prompts_and_the_backbone_gets_no_gradient() -> None:
-    backbone = transformer()
+    backbone = transformer(depth=2)
     learner = create(backbone, settings())
     learner.begin_task(task(0), torch.Generator())
     loss, _ = learner.loss(images(4), torch.tensor([0, 1, 2, 3]))
